@@ -1,0 +1,213 @@
+"""Admission of one adapter on one rank: compile, place, resolve, fold, cast. The only step that may refuse."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.distributed import get_tp_group
+from vllm.lora.utils import get_adapter_absolute_path
+from vllm.model_executor.models.utils import PPMissingLayer
+
+from scute.admission import compile_adapter
+from scute.algebra.form import AdapterForm, Member, SharedPair
+from scute.engine import weights
+from scute.engine.layers import ScuteLinear
+from scute.engine.packing import PackedAdapter, pack
+from scute.engine.placement import Place, input_range, localize
+from scute.engine.slots import SliceSlots
+from scute.errors import Code, Refusal
+
+if TYPE_CHECKING:
+    from scute.engine.managers import ScuteModelManager
+
+LocalMembers = dict[str, list[Member | None]]
+
+
+def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAdapter:
+    """The adapter of a PEFT folder, ready to copy into this rank's slots.
+
+    Collective under tensor parallelism: every rank admits the same adapters in the same order, and all of them
+    refuse if one does. Raises Refusal.
+    """
+    folder = Path(get_adapter_absolute_path(path))
+    with _AllOrNone() as agreement:
+        form = compile_adapter(folder, manager.base_model)
+        members = _place(manager, form)
+        squares = _square_sums(manager, members)
+        agreement.succeed()
+    _check_capacity(manager, form)
+    members = _resolve(members, _reduce(manager, squares))
+    with _AllOrNone() as agreement:
+        layers = _pack(manager, members)
+        agreement.succeed()
+    pair = _shared_pair(form)
+    if pair is not None and manager.pairs is not None:
+        manager.pairs.acquire(pair, adapter_id)
+    return PackedAdapter(form.method, layers, None if pair is None else pair.key, _file_bytes(folder))
+
+
+def _check_capacity(manager: "ScuteModelManager", form: AdapterForm) -> None:
+    """Equal on every rank, so that all refuse alike."""
+    limit = manager.lora_config.max_lora_rank
+    if form.max_rank > limit:
+        raise Refusal(
+            Code.CAPACITY_RANK,
+            f"LoRA rank {form.max_rank} is greater than max_lora_rank {limit}. Start vLLM with a larger "
+            "--max-lora-rank.",
+        )
+    pair = _shared_pair(form)
+    if pair is not None:
+        manager.make_room_for(pair)
+
+
+def _shared_pair(form: AdapterForm) -> SharedPair | None:
+    return next((t.pair for m in form.members.values() for t in m.terms if t.pair is not None), None)
+
+
+def _place(manager: "ScuteModelManager", form: AdapterForm) -> LocalMembers:
+    """Members of the base model's projections to members of each wrapped layer's slices on this rank."""
+    parts: dict[str, list[Member | None]] = {}
+    for name, member in form.members.items():
+        place = _find(manager, name, member)
+        if place is not None:
+            parts.setdefault(place.module, [None] * place.count)[place.index] = member
+    return {module: localize(manager.modules[module], members) for module, members in parts.items()}
+
+
+def _find(manager: "ScuteModelManager", name: str, member: Member) -> Place | None:
+    """Place of a projection; None where another pipeline stage has it."""
+    renamed = manager.engine_name(name)
+    place = manager.places.get(renamed)
+    if place is None:
+        if manager.pipeline_parallel and _is_on_other_stage(manager.model, renamed):
+            return None
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED,
+            f"it adapts {name}, which this engine does not adapt; check --lora-target-modules, or train the adapter "
+            "without it.",
+        )
+    layer: Any = manager.modules[place.module]
+    if not isinstance(layer, ScuteLinear):
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED,
+            f"it adapts {name}, a {type(layer).__name__} in this engine, where Scute serves nothing yet; train the "
+            "adapter without it.",
+        )
+    if member.rotation is not None and not layer.rotation_width:
+        raise Refusal(
+            Code.CAPACITY_ROTATION,
+            f"it transforms the input of {name}, which this engine has no room for; set rotation_width in "
+            "additional_config['scute'] (a layer with a forward of its own cannot be served).",
+        )
+    if any(t.pair is not None for t in member.terms) and layer.pairs is None:
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED, f"it has shared factors on {name}, whose shards are not one run of outputs."
+        )
+    return place
+
+
+def _is_on_other_stage(model: torch.nn.Module, name: str) -> bool:
+    module = model
+    for part in name.split("."):
+        module = getattr(module, part, None)  # type: ignore[assignment]
+        if isinstance(module, PPMissingLayer):
+            return True
+        if module is None:
+            return False
+    return False
+
+
+def _square_sums(manager: "ScuteModelManager", members: LocalMembers) -> dict[tuple[str, int], Tensor]:
+    """Square sums over this rank's inputs of every slice that has a magnitude, by (module, slice)."""
+    sums = {}
+    for module, local in members.items():
+        if not any(m is not None and m.magnitude is not None for m in local):
+            continue
+        layer: Any = manager.modules[module]
+        weight = weights.dense_weight(layer.base_layer)
+        starts = layer.slots.starts
+        for index, member in enumerate(local):
+            if member is not None and member.magnitude is not None:
+                sums[module, index] = weights.square_sums(weight[starts[index] : starts[index + 1]], member)
+    return sums
+
+
+def _reduce(manager: "ScuteModelManager", sums: dict[tuple[str, int], Tensor]) -> dict[tuple[str, int], Tensor]:
+    """Add up the square sums of row-parallel layers over the ranks, in one all-reduce."""
+    split = [key for key in sorted(sums) if _is_split(manager.modules[key[0]])]
+    if not split:
+        return sums
+    flat = torch.cat([sums[key] for key in split])
+    torch.distributed.all_reduce(flat, group=get_tp_group().cpu_group)
+    reduced = flat.split([sums[key].numel() for key in split])
+    return sums | dict(zip(split, reduced, strict=True))
+
+
+def _is_split(layer: Any) -> bool:
+    return input_range(layer)[1] != layer.base_layer.input_size
+
+
+def _resolve(members: LocalMembers, sums: dict[tuple[str, int], Tensor]) -> LocalMembers:
+    """Put DoRA's scale in place of its magnitude."""
+    resolved: LocalMembers = defaultdict(list)
+    for module, local in members.items():
+        for index, member in enumerate(local):
+            if member is not None and member.magnitude is not None:
+                member = member.resolve_magnitude(sums[module, index].sqrt())
+            resolved[module].append(member)
+    return dict(resolved)
+
+
+def _pack(manager: "ScuteModelManager", members: LocalMembers) -> dict[str, list[SliceSlots | None]]:
+    dtype = manager.lora_config.lora_dtype
+    layers: dict[str, list[SliceSlots | None]] = {}
+    for module, local in members.items():
+        layer = manager.modules[module]
+        layers[module] = [
+            None if m is None else pack(layer, index, m, dtype, manager.options) for index, m in enumerate(local)
+        ]
+        _check_finite(module, layers[module])
+    return layers
+
+
+def _check_finite(module: str, pieces: list[SliceSlots | None]) -> None:
+    """A value beyond the LoRA dtype, or a zero column under DoRA, must not reach other tenants' batches as NaN."""
+    for piece in pieces:
+        if piece is None:
+            continue
+        for slot in ("a", "b", "scale", "shift", "d", "e", "rotation"):
+            tensor = getattr(piece, slot)
+            if tensor is not None and not torch.isfinite(tensor).all():
+                raise Refusal(
+                    Code.TENSOR_NOT_FINITE,
+                    f"slot {slot} of {module} is not finite in {tensor.dtype}; serve it with a wider --lora-dtype, or "
+                    "check the adapter (a DoRA column whose weight is zero has no norm).",
+                )
+
+
+def _file_bytes(folder: Path) -> int:
+    return (folder / "adapter_model.safetensors").stat().st_size
+
+
+class _AllOrNone:
+    """Runs a step on every tensor-parallel rank and fails on all of them if it failed on one."""
+
+    def __enter__(self) -> "_AllOrNone":
+        self._done = 0
+        return self
+
+    def succeed(self) -> None:
+        self._done = 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        group = get_tp_group()
+        if group.world_size == 1:
+            return
+        done = torch.tensor([self._done])
+        torch.distributed.all_reduce(done, group=group.cpu_group)
+        if error is None and int(done) != group.world_size:
+            raise Refusal(
+                Code.PEER_RANK_FAILED, "another tensor-parallel rank could not admit it; its message says why."
+            )

@@ -1,0 +1,100 @@
+"""Every place where Scute puts itself into vLLM. Nothing of vLLM is edited; names are bound to subclasses or wrappers."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import scute
+from scute.errors import Incompatible
+
+_MARK = "__scute_original__"
+
+
+def bind() -> None:
+    """Bind all of them. Raises Incompatible if another plugin was here first."""
+    bind_layers()
+    bind_worker_manager()
+    bind_compile_key()
+    bind_reset()
+    bind_graphs()
+    bind_front_end()
+
+
+def bind_layers() -> None:
+    """`from_layer` consults this tuple for the class of every wrapped layer."""
+    import vllm.lora.utils as lora_utils
+
+    from scute.engine.layers import scute_classes
+
+    _expect_vllm("vllm.lora.utils._all_lora_classes", *lora_utils._all_lora_classes)
+    lora_utils._all_lora_classes = scute_classes(lora_utils._all_lora_classes)
+
+
+def bind_worker_manager() -> None:
+    """`load_lora_model` names the worker manager once, in this module."""
+    import vllm.v1.worker.lora_model_runner_mixin as mixin
+
+    from scute.engine.managers import ScuteWorkerManager
+
+    _expect_vllm("LRUCacheWorkerLoRAManager", mixin.LRUCacheWorkerLoRAManager)
+    mixin.LRUCacheWorkerLoRAManager = ScuteWorkerManager
+
+
+def bind_compile_key() -> None:
+    """vLLM's compile cache and start-up plan do not see plugins: make the key of LoRA engines cover this package."""
+    from vllm.config.lora import LoRAConfig
+
+    original = LoRAConfig.compute_hash
+
+    def compute_hash(self: LoRAConfig) -> str:
+        return hashlib.sha256(f"{original(self)} scute {package_digest()}".encode()).hexdigest()
+
+    _wrap(LoRAConfig, "compute_hash", compute_hash)
+
+
+def bind_reset() -> None:
+    """When base weights are replaced, DoRA's scales are stale: compile every adapter again."""
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
+
+    original = LoRAModelRunnerMixin.reset_lora_state
+
+    def reset_lora_state(self: Any) -> None:
+        original(self)
+        if self.lora_config:
+            self.lora_manager.forget_all()
+
+    _wrap(LoRAModelRunnerMixin, "reset_lora_state", reset_lora_state)
+
+
+def bind_graphs() -> None:
+    """Capture CUDA graphs per set of live routes (V2 model runner)."""
+    from scute.engine import graphs
+
+    graphs.bind()
+
+
+def bind_front_end() -> None:
+    """Admit adapters before their requests are queued, and answer refusals with HTTP 400."""
+    from scute.engine import front_end
+
+    front_end.bind()
+
+
+def package_digest() -> str:
+    """Digest of Scute's version and sources."""
+    digest = hashlib.sha256(scute.__version__.encode())
+    for path in sorted(Path(scute.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    setattr(wrapper, _MARK, getattr(owner, name))
+    setattr(owner, name, wrapper)
+
+
+def _expect_vllm(what: str, *found: type) -> None:
+    foreign = [cls for cls in found if not cls.__module__.startswith("vllm.")]
+    if foreign:
+        raise Incompatible(f"another plugin has already replaced {what} by {foreign[0].__module__}.{foreign[0].__name__}")

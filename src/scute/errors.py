@@ -1,0 +1,55 @@
+"""The two errors a user meets: an adapter that is refused, and an engine that does not fit."""
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Why an adapter is refused; stable, so that clients may match on it."""
+
+    # the folder
+    FOLDER_MISSING = "folder.missing"
+    FOLDER_PICKLE = "folder.pickle"
+    FOLDER_UNREADABLE = "folder.unreadable"
+    # adapter_config.json
+    CONFIG_INVALID = "config.invalid"
+    CONFIG_UNKNOWN_FIELD = "config.unknown_field"
+    CONFIG_UNSUPPORTED_FIELD = "config.unsupported_field"
+    CONFIG_MISMATCH = "config.mismatch"
+    METHOD_UNSUPPORTED = "method.unsupported"
+    METHOD_OLD_FORMAT = "method.old_format"
+    INIT_CHANGED_BASE = "init.changed_base"
+    # adapter_model.safetensors
+    TENSOR_PREFIX = "tensor.prefix"
+    TENSOR_NO_MODULE = "tensor.no_module"
+    TENSOR_MISSING = "tensor.missing"
+    TENSOR_LEFT_OVER = "tensor.left_over"
+    TENSOR_SHAPE = "tensor.shape"
+    TENSOR_DTYPE = "tensor.dtype"
+    TENSOR_NOT_FINITE = "tensor.not_finite"
+    # the adapter against the engine
+    MODULE_UNSUPPORTED = "module.unsupported"
+    CAPACITY_RANK = "capacity.rank"
+    CAPACITY_ROTATION = "capacity.rotation"
+    CAPACITY_SHARED = "capacity.shared"
+    CAPACITY_HOST = "capacity.host"
+    PEER_RANK_FAILED = "peer.failed"
+
+
+class Refusal(ValueError):
+    """An adapter that cannot be served exactly.
+
+    `str()` is one sentence or two that say what is wrong, where, and what to do next; it starts with
+    `[scute:<code>]` so that the code survives every process boundary as text.
+    """
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(f"[scute:{code}] {sentence}")
+        self.code = code
+        self.sentence = sentence
+
+    def __reduce__(self) -> tuple[type["Refusal"], tuple[Code, str]]:
+        return Refusal, (self.code, self.sentence)
+
+
+class Incompatible(RuntimeError):
+    """This vLLM, or the way it was configured, is not one that Scute is known to serve exactly with."""
