@@ -1,0 +1,6 @@
+"""Admission: PEFT adapter folders, checked and compiled to the normal form."""
+
+from scute.admission.base import BaseModel, Projection
+from scute.admission.compile import compile_adapter
+
+__all__ = ["BaseModel", "Projection", "compile_adapter"]

@@ -1,0 +1,121 @@
+"""What admission knows of the base model: its linear projections, by name, in order, with their shapes."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+# transformers 5.19 model types whose MLP was read and is down_proj(act_fn(gate_proj(x)) * up_proj(x)).
+GATED_MODEL_TYPES = frozenset(
+    {
+        "llama",
+        "mistral",
+        "ministral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "cohere",
+        "cohere2",
+        "granite",
+        "helium",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "smollm3",
+        "seed_oss",
+        "stablelm",
+        "exaone4",
+    }
+)
+AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One `nn.Linear` of the base model (or a tied or untied output head)."""
+
+    in_features: int
+    out_features: int
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The base model as the PEFT library sees it.
+
+    projections: module name to shape, in the order of `named_modules()` (VeRA's regeneration needs it).
+    gated_up: down projection to the up projection whose output it multiplies into, for gated MLPs only:
+    down(act(gate(x)) * up(x)). dtype: what the base weights are stored in (VeRA's regenerated pair is
+    rounded through it). output_head: the projection to the vocabulary, which "all-linear" leaves out.
+    embeddings: the names of the embeddings; none of them can be served.
+    """
+
+    projections: Mapping[str, Projection]
+    gated_up: Mapping[str, str]
+    dtype: torch.dtype
+    output_head: str | None = None
+    embeddings: tuple[str, ...] = ()
+
+    @classmethod
+    def from_config(cls, hf_config: Any, dtype: torch.dtype) -> Self:
+        """Build the model of a transformers config on the meta device, without weights, and read its modules.
+
+        Raises ValueError if transformers has no model class for the config.
+        """
+        with torch.device("meta"):
+            model = _empty_model(copy.deepcopy(hf_config))
+        return cls.from_module(model, dtype, gated=hf_config.model_type in GATED_MODEL_TYPES)
+
+    @classmethod
+    def from_module(cls, model: nn.Module, dtype: torch.dtype = torch.float32, *, gated: bool | None = None) -> Self:
+        """Read the modules of a model. gated: whether its MLPs are gated; by default, its model type decides."""
+        if gated is None:
+            gated = getattr(getattr(model, "config", None), "model_type", None) in GATED_MODEL_TYPES
+        modules = dict(model.named_modules())
+        projections = {name: p for name, module in modules.items() if (p := _projection(module)) is not None}
+        return cls(
+            projections=projections,
+            gated_up=dict(_gated_pairs(projections)) if gated else {},
+            dtype=dtype,
+            output_head=_output_head(model),
+            embeddings=tuple(name for name, module in modules.items() if isinstance(module, nn.Embedding)),
+        )
+
+
+def _empty_model(hf_config: Any) -> nn.Module:
+    import transformers  # slow to import, and only this function needs it
+
+    for name in AUTO_CLASSES:
+        auto = getattr(transformers, name)
+        if type(hf_config) in auto._model_mapping:
+            model: nn.Module = auto.from_config(hf_config, attn_implementation="eager")
+            return model
+    raise ValueError(f"transformers {transformers.__version__} has no model for {type(hf_config).__name__}")
+
+
+def _projection(module: nn.Module) -> Projection | None:
+    if isinstance(module, nn.Linear):
+        return Projection(module.in_features, module.out_features, module.bias is not None)
+    if type(module).__name__ == "Conv1D":  # transformers' linear layer of GPT-2; its weight is [in, out]
+        rows, columns = module.get_parameter("weight").shape
+        return Projection(rows, columns, has_bias=True)
+    return None
+
+
+def _gated_pairs(projections: Mapping[str, Projection]) -> Iterator[tuple[str, str]]:
+    for down in projections:
+        mlp, _, leaf = down.rpartition(".")
+        gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
+        if leaf == "down_proj" and gate in projections and up in projections:
+            yield down, up
+
+
+def _output_head(model: nn.Module) -> str | None:
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
+    return next((name for name, module in model.named_modules() if module is head), None) if head is not None else None

@@ -1,0 +1,106 @@
+"""adapter_config.json: which fields are used, which have no effect on inference, and which are refused.
+
+A field of the model is used. A field listed as inert changes nothing once the adapter is trained. A field listed
+as refused must be off. Any other field must be off too: it was written by a PEFT that Scute does not know.
+The lists follow PEFT 0.21.2 and the fields of older releases that are gone since.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, ValidationError
+
+from scute.admission import patterns
+from scute.admission.checkpoint import CONFIG_FILE
+from scute.errors import Code, Refusal
+
+
+def _empty_if_null(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _compiled_by(build: Callable[[str], re.Pattern[str]]) -> BeforeValidator:
+    """Check a regular expression, or every key of a dictionary; pydantic then names the field."""
+
+    def check(value: Any) -> Any:
+        for pattern in [value] if isinstance(value, str) else value if isinstance(value, dict) else ():
+            try:
+                build(pattern)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
+        return value
+
+    return BeforeValidator(check)
+
+
+Names = Annotated[str, _compiled_by(patterns.whole_name)] | list[str]
+Container = Annotated[str, _compiled_by(patterns.layer_index)]
+RankPattern = Annotated[dict[str, PositiveInt], _compiled_by(patterns.end_of_name), BeforeValidator(_empty_if_null)]
+AlphaPattern = Annotated[dict[str, float], _compiled_by(patterns.end_of_name), BeforeValidator(_empty_if_null)]
+
+
+class AdapterConfig(BaseModel):
+    """The fields that every supported method has, but for those in `absent`, which its PEFT class lacks."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    absent: ClassVar[frozenset[str]] = frozenset()
+    inert: ClassVar[frozenset[str]] = frozenset(
+        {
+            "peft_type",
+            "task_type",
+            "auto_mapping",
+            "base_model_name_or_path",
+            "revision",
+            "inference_mode",
+            "peft_version",
+            "runtime_config",
+            "fan_in_fan_out",
+        }
+    )
+    refused: ClassVar[dict[str, str]] = {
+        "modules_to_save": "it replaces whole modules, which a batch cannot share; train with adapters only",
+    }
+
+    target_modules: Names
+    exclude_modules: Names | None = None
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: Container | list[Container] | None = None
+
+
+Config = TypeVar("Config", bound=AdapterConfig)
+
+
+def read_config(model: type[Config], raw: Mapping[str, Any]) -> Config:
+    """Check every field of the JSON and return the used ones.
+
+    Refuses CONFIG_UNSUPPORTED_FIELD, CONFIG_UNKNOWN_FIELD or CONFIG_INVALID, naming the field.
+    """
+    used = model.model_fields.keys() - model.absent
+    for name, value in raw.items():
+        if name not in used and name not in model.inert and _is_on(name, value, model):
+            raise _refusal_of(name, value, model)
+    try:
+        return model.model_validate({name: value for name, value in raw.items() if name in used})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][:1])
+        raise Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field {where}: {first['msg']}.") from error
+
+
+def _is_on(name: str, value: Any, model: type[AdapterConfig]) -> bool:
+    """Whether a field is set. PEFT makes a default object of an empty dict, so a known switch is on with {}."""
+    return bool(value) or (isinstance(value, dict) and name in model.refused)
+
+
+def _refusal_of(name: str, value: Any, model: type[AdapterConfig]) -> Refusal:
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    if name in model.refused:
+        reason = model.refused[name]
+        return Refusal(Code.CONFIG_UNSUPPORTED_FIELD, f"{CONFIG_FILE}: field {name} = {shown}: {reason}.")
+    return Refusal(
+        Code.CONFIG_UNKNOWN_FIELD,
+        f"{CONFIG_FILE}: field {name} = {shown} is unknown to Scute. A newer PEFT may have written it; "
+        "unless it is off, the adapter cannot be served exactly.",
+    )

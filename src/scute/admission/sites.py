@@ -1,0 +1,143 @@
+"""Tensor names to sites: `base_model.model.<module>.<suffix>`, one site for every adapted projection."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from scute.admission.base import BaseModel, Projection
+from scute.admission.checkpoint import Tensors
+from scute.errors import Code, Refusal
+
+PREFIX = "base_model.model."
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "module")
+EMBEDDING_SUFFIXES = (
+    "lora_embedding_A",
+    "lora_embedding_B",
+    "oft_embedding_R.weight",
+    "token_adapter.trainable_tokens_delta",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One adapted projection and its part of the file."""
+
+    module: str
+    projection: Projection
+    tensors: Tensors
+
+    def name(self, suffix: str) -> str:
+        return f"{PREFIX}{self.module}.{suffix}"
+
+    def has(self, suffix: str) -> bool:
+        return self.name(suffix) in self.tensors
+
+    def shape(self, suffix: str) -> tuple[int, ...]:
+        return self.tensors.shape(self.name(suffix)) if self.has(suffix) else ()
+
+    def take(self, suffix: str, *shape: int | str, reason: str = "") -> Tensor:
+        """The tensor, of that shape; a string in the shape names a free dimension (at least 1).
+
+        Refuses what `Tensors.take` does, and TENSOR_SHAPE.
+        """
+        tensor = self.tensors.take(self.name(suffix), reason)
+        require_shape(self.name(suffix), tensor, *shape)
+        return tensor
+
+
+def require_shape(name: str, tensor: Tensor, *shape: int | str) -> None:
+    """Refuse TENSOR_SHAPE unless the shape is the given one; a string stands for any positive size."""
+    found = tuple(tensor.shape)
+    fits = len(found) == len(shape) and all(
+        size > 0 if isinstance(want, str) else size == want for size, want in zip(found, shape, strict=True)
+    )
+    if not fits:
+        expected = ", ".join(str(want) for want in shape)
+        raise Refusal(
+            Code.TENSOR_SHAPE,
+            f"{name} has shape {list(found)}; expected [{expected}]. "
+            "Was the adapter trained on this base model, and were sharded weights gathered before saving?",
+        )
+
+
+def find_sites(tensors: Tensors, suffixes: Iterable[str], shared: Iterable[str], base: BaseModel) -> dict[str, Site]:
+    """The sites of a file, in the order of the base model's modules.
+
+    suffixes: what a tensor of this method is called behind its module; shared: whole names that belong to no
+    module. Names that fit neither are left in `tensors`, unless they are known to be wrong: refuses TENSOR_PREFIX,
+    TENSOR_NO_MODULE and MODULE_UNSUPPORTED.
+    """
+    known, shared = tuple(suffixes), frozenset(shared)
+    modules = {_module_of(name, known, base) for name in tensors.names if name not in shared}
+    return {m: Site(m, projection, tensors) for m, projection in base.projections.items() if m in modules}
+
+
+def _module_of(name: str, suffixes: tuple[str, ...], base: BaseModel) -> str | None:
+    """The module that the tensor adapts; None for a bias or for a name that nobody knows."""
+    if not name.startswith(PREFIX) or name.removeprefix(PREFIX).split(".")[0] in WRAPPERS:
+        raise _wrong_spelling(name, _expected_spelling(name))
+    path = name.removeprefix(PREFIX)
+    _refuse_unsupported(name, path)
+    module = _without_suffix(path, suffixes)
+    if module is None:
+        _refuse_adapter_name(name, path, suffixes)
+        return None
+    if module not in base.projections:
+        raise _no_module(name, module, base)
+    return module
+
+
+def _without_suffix(path: str, suffixes: tuple[str, ...]) -> str | None:
+    return next((path.removesuffix(f".{s}") for s in suffixes if path.endswith(f".{s}")), None)
+
+
+def _refuse_unsupported(name: str, path: str) -> None:
+    if path.endswith(EMBEDDING_SUFFIXES):
+        what = "it adapts an embedding, and Scute serves linear projections only"
+    elif "experts" in path.split("."):
+        what = "it adapts an expert of a mixture-of-experts layer, which Scute does not serve"
+    elif path.endswith(".base_layer.weight"):
+        what = (
+            "it is a copy of a base weight, which may differ from the weight being served; "
+            "save the adapter with save_pretrained(..., save_embedding_layers=False)"
+        )
+    else:
+        return
+    raise Refusal(Code.MODULE_UNSUPPORTED, f"{name} is not supported: {what}.")
+
+
+def _refuse_adapter_name(name: str, path: str, suffixes: tuple[str, ...]) -> None:
+    """PEFT cuts the adapter's name out when it saves; a raw state dict still has it, as in `lora_A.default.weight`."""
+    parts = path.split(".")
+    for position in (-1, -2):
+        shorter = ".".join(part for i, part in enumerate(parts, -len(parts)) if i != position)
+        if _without_suffix(shorter, suffixes) is not None:
+            raise _wrong_spelling(name, PREFIX + shorter)
+
+
+def _expected_spelling(name: str) -> str:
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in (*WRAPPERS, "base_model"):
+        parts = parts[2:] if parts[:2] == ["base_model", "model"] else parts[1:]
+    return PREFIX + ".".join(parts)
+
+
+def _wrong_spelling(name: str, expected: str) -> Refusal:
+    return Refusal(
+        Code.TENSOR_PREFIX,
+        f"{name} is not spelled as PEFT saves it; expected {expected}. "
+        "Save the adapter with PEFT's save_pretrained, not from a raw or wrapped state dict.",
+    )
+
+
+def _no_module(name: str, module: str, base: BaseModel) -> Refusal:
+    if module in base.embeddings:
+        return Refusal(Code.MODULE_UNSUPPORTED, f"{name} adapts the embedding {module}; Scute serves projections only.")
+    nearest = difflib.get_close_matches(module, base.projections, n=3, cutoff=0.5)
+    hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
+    return Refusal(
+        Code.TENSOR_NO_MODULE,
+        f"{name}: the base model has no linear projection {module}.{hint} Is this the adapter's base model?",
+    )
