@@ -1,0 +1,95 @@
+"""The kernels as compiled for a real GPU, at sizes of a real model."""
+
+import pytest
+import torch
+from kernel_cases import Adapter, Spec, Truth, assert_same_bits, assert_true, batch, build, mixed_pool
+
+from scute.kernels import ops  # noqa: F401 - registers torch.ops.scute
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+QKV = (4096, 1024, 1024)
+POOL = (*mixed_pool(3, (8, 64, 16)), Adapter(ranks=(32, 8, 64), scale=True))
+SPECS = [
+    Spec("decode", 4096, QKV, POOL, batch(40, 9), padding=8, pair_ranks=(64, 256), in_offset=16),
+    Spec("prefill", 4096, QKV, POOL, batch(300, 9) + (1,) * 100, padding=16, pair_ranks=(64, 256)),
+    Spec("odd", 1000, (260, 36), (*mixed_pool(2, (9, 40, 24)),), batch(50, 8), pair_ranks=(33, 70), in_offset=5),
+]
+TURNS = [
+    Spec("decode", 4096, QKV, (Adapter(widths=(32, 32, 32)), Adapter(widths=(1, 256, 0))), batch(40, 2), padding=8),
+    Spec("prefill", 4096, QKV, (Adapter(widths=(32, 64, 8)), Adapter(widths=(128, 16, 0))), batch(400, 2), padding=16),
+    Spec("odd", 1200, (40, 24), (Adapter(widths=(24, 3)), Adapter(widths=(100, 0))), batch(50, 2), padding=1),
+]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_low_rank(spec: Spec, dtype: torch.dtype):
+    case = build(spec, dtype)
+    y, again = case.y.clone(), case.y.clone()
+    torch.ops.scute.low_rank(*case.low_rank_args(y))
+    torch.ops.scute.low_rank(*case.low_rank_args(again))
+    assert_true(y, case.truth, Truth.low_rank)
+    assert_same_bits(y, again)
+    truth = case.truth
+    touched = truth.touched(truth.factors.keys() | truth.scale.keys() | truth.shift.keys()).to(y.device)
+    assert_same_bits(y[~touched], case.y[~touched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_shared(spec: Spec, dtype: torch.dtype):
+    case = build(spec, dtype)
+    y, again = case.y.clone(), case.y.clone()
+    torch.ops.scute.shared(*case.shared_args(y))
+    torch.ops.scute.shared(*case.shared_args(again))
+    assert_true(y, case.truth, Truth.shared_term)
+    assert_same_bits(y, again)
+    touched = case.truth.touched(case.truth.shared).to(y.device)
+    assert_same_bits(y[~touched], case.y[~touched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spec", TURNS, ids=str)
+def test_rotate(spec: Spec, dtype: torch.dtype):
+    case = build(spec, dtype)
+    out = torch.ops.scute.rotate(*case.rotate_args())
+    assert_true(out, case.truth, Truth.rotate)
+    assert_same_bits(out, torch.ops.scute.rotate(*case.rotate_args()))
+    assert_same_bits(out[:, -spec.padding :], case.x[-spec.padding :].expand(len(spec.slices), -1, -1))
+
+
+def test_a_captured_graph_serves_the_next_batch():
+    """Capture once on one batch, then replay on another: addresses are fixed and the contents are not."""
+    spec = SPECS[0]
+    case = build(spec, torch.float16)
+    case.plan.live.fill_(1)
+    y = case.y.clone()
+    torch.ops.scute.low_rank(*case.low_rank_args(y))
+    torch.ops.scute.shared(*case.shared_args(y))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.ops.scute.low_rank(*case.low_rank_args(y))
+        torch.ops.scute.shared(*case.shared_args(y))
+
+    other = Spec(spec.name, 4096, QKV, POOL, batch(33, 9, 7), padding=15, pair_ranks=(64, 256), in_offset=16)
+    next_case = build(other, torch.float16)
+    for name in ("rows", "tiles_small", "shared_rows", "shared_tiles_small", "slot_of_row"):
+        target, source = getattr(case.plan, name), getattr(next_case.plan, name)
+        target[: len(source)].copy_(source[: len(target)])
+    for name, value in case.layer.items():
+        if isinstance(value, torch.Tensor):
+            value.copy_(next_case.layer[name])
+    case.x.copy_(next_case.x)
+    y.copy_(next_case.y)
+    graph.replay()
+
+    eager = next_case.y.clone()
+    torch.ops.scute.low_rank(*next_case.low_rank_args(eager))
+    torch.ops.scute.shared(*next_case.shared_args(eager))
+    assert_same_bits(y, eager)

@@ -1,0 +1,67 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from kernel_cases import ROTATIONS, Spec, Truth, assert_close, assert_same_bits, assert_true, build
+
+from scute.kernels import reference, rotate
+
+IMPLEMENTATIONS = [
+    pytest.param(reference, torch.float64, id="reference-float64"),
+    pytest.param(reference, torch.float32, id="reference-float32"),
+    pytest.param(reference, torch.float16, id="reference-float16"),
+    pytest.param(rotate, torch.float32, id="triton-float32"),
+    pytest.param(rotate, torch.float16, id="triton-float16"),
+]
+
+
+@pytest.mark.parametrize("spec", ROTATIONS, ids=str)
+@pytest.mark.parametrize(("module", "dtype"), IMPLEMENTATIONS)
+def test_rotates_row_by_row_and_copies_the_rest(module, dtype: torch.dtype, spec: Spec):
+    case = build(spec, dtype)
+    out = module.rotate(*case.rotate_args())
+    truth = case.truth
+    slots = spec.slot_of_token + (-1,) * spec.padding
+    assert out.shape == (len(spec.slices), *case.x.shape)
+    assert_true(out, truth, Truth.rotate)
+    for i in range(len(spec.slices)):
+        copied = [row for row, slot in enumerate(slots) if (slot, i) not in truth.blocks]
+        assert_same_bits(out[i, copied], case.x[copied])
+
+
+@pytest.mark.parametrize("spec", ROTATIONS, ids=str)
+@pytest.mark.parametrize(("module", "dtype"), IMPLEMENTATIONS)
+def test_base_linear_gives_every_slice_its_own_input(module, dtype: torch.dtype, spec: Spec):
+    case = build(spec, dtype)
+    real, starts = slice(0, len(spec.slot_of_token)), case.slice_starts_host
+    y = module.base_linear(*case.base_linear_args())
+    inputs = module.rotate(*case.rotate_args())[:, real].double().cpu()
+    weight, bias = case.weight.double().cpu(), case.bias.double().cpu()
+    for i, (start, end) in enumerate(pairwise(starts)):
+        part, part_bias = weight[start:end].T, bias[start:end]
+        magnitude = inputs[i].abs() @ part.abs() + part_bias.abs()
+        assert_close(y[real, start:end], inputs[i] @ part + part_bias, magnitude)
+
+
+@pytest.mark.parametrize("module", [reference, rotate])
+def test_base_linear_takes_no_bias(module):
+    case = build(ROTATIONS[0], torch.float32)
+    x, weight, _, *rest = case.base_linear_args()
+    y = module.base_linear(x, weight, None, *rest)
+    expected = module.base_linear(*case.base_linear_args())
+    torch.testing.assert_close(y + case.bias, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("module", [reference, rotate])
+def test_not_live_is_the_plain_projection(module):
+    case = build(ROTATIONS[0], torch.float32)
+    case.plan.live[2] = 0
+    assert_same_bits(module.rotate(*case.rotate_args()), case.x.repeat(3, 1, 1))
+    plain = torch.nn.functional.linear(case.x, case.weight, case.bias)
+    assert_same_bits(module.base_linear(*case.base_linear_args()), plain)
+
+
+@pytest.mark.parametrize("module", [reference, rotate])
+def test_is_deterministic(module):
+    case = build(ROTATIONS[2], torch.float16)
+    assert_same_bits(module.rotate(*case.rotate_args()), module.rotate(*case.rotate_args()))
