@@ -1,0 +1,90 @@
+"""One engine, one mixed batch, in a process of its own: how tests and benchmarks hold engines side by side.
+
+    python -m scute.engine.offline BATCH.json RESULT.json
+
+Also runs vLLM without Scute (VLLM_PLUGINS=""), so that both arms share every line but the plugin.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, TypedDict
+
+
+class Batch(TypedDict):
+    """base: model folder. adapters: name to PEFT folder. prompts: token ids. rows: (adapter or None, prompt index).
+
+    engine: keyword arguments of `vllm.LLM`. repeat: how often the batch is run in the same engine.
+    """
+
+    base: str
+    adapters: dict[str, str]
+    prompts: list[list[int]]
+    rows: list[tuple[str | None, int]]
+    engine: dict[str, Any]
+    repeat: int
+
+
+class Row(TypedDict):
+    """tokens: the prompt and its greedy continuation. logprobs: of all tokens after the first, in nats."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+OUTPUT_TOKENS = 8
+
+
+def run(batch: Batch) -> list[list[Row]]:
+    """Serve the batch `repeat` times; one list of rows each time."""
+    from vllm import LLM
+
+    engine = LLM(
+        model=batch["base"], skip_tokenizer_init=True, enable_lora=bool(batch["adapters"]), **batch["engine"]
+    )
+    return [_serve(engine, batch) for _ in range(batch["repeat"])]
+
+
+def _serve(engine: Any, batch: Batch) -> list[Row]:
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    requests = {n: LoRARequest(n, number, path) for number, (n, path) in enumerate(batch["adapters"].items(), start=1)}
+    outputs = engine.generate(
+        [{"prompt_token_ids": batch["prompts"][index]} for _, index in batch["rows"]],
+        SamplingParams(
+            temperature=0, prompt_logprobs=0, logprobs=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False
+        ),
+        lora_request=[None if name is None else requests[name] for name, _ in batch["rows"]],
+        use_tqdm=False,
+    )
+    return [_row(output) for output in outputs]
+
+
+def _row(output: Any) -> Row:
+    """The row of a vLLM `RequestOutput` that has prompt and output log-probabilities."""
+    (continuation,) = output.outputs
+    tokens = [*output.prompt_token_ids, *continuation.token_ids]
+    steps = [*output.prompt_logprobs[1:], *continuation.logprobs]
+    return Row(tokens=tokens, logprobs=[s[t].logprob for t, s in zip(tokens[1:], steps, strict=True)])
+
+
+def run_apart(batch: Batch, *, with_scute: bool = True, environment: dict[str, str] | None = None) -> list[list[Row]]:
+    """`run` in a fresh process. Raises RuntimeError with the end of its output if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, result = Path(folder, "batch.json"), Path(folder, "result.json")
+        given.write_text(json.dumps(batch))
+        env = os.environ | (environment or {}) | ({} if with_scute else {"VLLM_PLUGINS": ""})
+        command = [sys.executable, "-m", "scute.engine.offline", str(given), str(result)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode or not result.exists():
+            raise RuntimeError(f"the engine failed:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
+        rows: list[list[Row]] = json.loads(result.read_text())
+        return rows
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(run(json.loads(Path(sys.argv[1]).read_text()))))
