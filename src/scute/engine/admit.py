@@ -108,10 +108,10 @@ def _find(manager: "ScuteModelManager", name: str, member: Member) -> Place | No
     return place
 
 
-def _is_on_other_stage(model: torch.nn.Module, name: str) -> bool:
+def _is_on_other_stage(model: Any, name: str) -> bool:
     module = model
     for part in name.split("."):
-        module = getattr(module, part, None)  # type: ignore[assignment]
+        module = getattr(module, part, None)
         if isinstance(module, PPMissingLayer):
             return True
         if module is None:

@@ -1,4 +1,4 @@
-"""Every place where Scute puts itself into vLLM. Nothing of vLLM is edited; names are bound to subclasses or wrappers."""
+"""Every place where Scute puts itself into vLLM: names are bound to subclasses or wrappers, nothing is edited."""
 
 import hashlib
 from collections.abc import Callable
@@ -97,4 +97,6 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def _expect_vllm(what: str, *found: type) -> None:
     foreign = [cls for cls in found if not cls.__module__.startswith("vllm.")]
     if foreign:
-        raise Incompatible(f"another plugin has already replaced {what} by {foreign[0].__module__}.{foreign[0].__name__}")
+        raise Incompatible(
+            f"another plugin has already replaced {what} by {foreign[0].__module__}.{foreign[0].__name__}"
+        )

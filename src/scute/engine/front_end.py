@@ -17,7 +17,9 @@ from vllm.lora.request import LoRARequest
 
 from scute.errors import Code, Refusal
 
-_REFUSAL = re.compile(r"\[scute:(?P<code>[a-z_.]+)\] (?P<sentence>.*?)(?:', please check the stack trace.*)?$", re.DOTALL)
+_REFUSAL = re.compile(
+    r"\[scute:(?P<code>[a-z_.]+)\] (?P<sentence>.*?)(?:', please check the stack trace.*)?$", re.DOTALL
+)
 
 
 def bind() -> None:
@@ -52,7 +54,7 @@ def _admitted(engine: Any) -> set[tuple[int, str]]:
     """(id, path) of the adapters that this engine client has had admitted."""
     if not hasattr(engine, "_scute_admitted"):
         engine._scute_admitted = set()
-    return engine._scute_admitted  # type: ignore[no-any-return]
+    return engine._scute_admitted
 
 
 def _key(request: LoRARequest) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""vLLM's linear LoRA layers with Scute's slots: the same classes, subclassed, with the work done by Scute's operators."""
+"""vLLM's linear LoRA layers with Scute's slots: subclasses that do their work with Scute's operators."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 
-from scute.engine.placement import input_range, output_offsets
-from scute.engine.slots import LayerSlots, SharedPairs, SliceSlots, Sizes
 import scute.kernels.ops  # noqa: F401  registers torch.ops.scute
+from scute.engine.placement import input_range, output_offsets
+from scute.engine.slots import LayerSlots, SharedPairs, Sizes, SliceSlots
 from scute.kernels.plan import BatchPlan
 
 TRANSFORMABLE = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
@@ -89,7 +89,7 @@ class ScuteLinear:
             output = self._transformed_gemm(x, bias)
         else:
             output = torch.ops.scute.layer_linear(x, bias, self.operator_key, sum(self.output_slices))
-        return self._apply_lora_to_output(x, output)  # type: ignore[no-any-return]
+        return self._apply_lora_to_output(x, output)
 
     def _transformed_gemm(self: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         slots, plan = self.slots, self.plan
@@ -98,7 +98,7 @@ class ScuteLinear:
             flat, self.base_layer.weight, bias, slots.starts, slots.rotation, slots.width, self.rotation_width,
             plan.rows, plan.tiles_small, plan.tiles_large, plan.live,
         )  # fmt: skip
-        return output.view(*x.shape[:-1], -1) if x.ndim > 2 else output  # type: ignore[no-any-return]
+        return output.view(*x.shape[:-1], -1) if x.ndim > 2 else output
 
     def _apply_lora_to_output(self: Any, x: Tensor, output: Tensor) -> Tensor:
         slots, plan, shape = self.slots, self.plan, output.shape
@@ -150,7 +150,7 @@ def _layer_linear(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:
     layer = _LAYERS[key]
     quant_method, slots, plan = layer._get_quant_method(), layer.slots, layer.plan
     if not plan.live[2].item():
-        return quant_method.apply(layer.base_layer, x, bias)  # type: ignore[no-any-return]
+        return quant_method.apply(layer.base_layer, x, bias)
     flat = x.flatten(0, -2) if x.ndim > 2 else x
     inputs = torch.ops.scute.rotate(
         flat, slots.rotation, slots.width, layer.rotation_width,

@@ -11,12 +11,12 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
-from vllm.lora.utils import parse_fine_tuned_lora_name
+from vllm.lora.utils import get_supported_lora_modules, parse_fine_tuned_lora_name
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
 from scute.admission.base import BaseModel
 from scute.algebra.form import SharedPair
-from scute.engine import graphs
+from scute.engine import checks, graphs
 from scute.engine.admit import admit
 from scute.engine.layers import ScuteLinear
 from scute.engine.options import Options
@@ -37,9 +37,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config = kwargs["vllm_config"]
         self.options = Options.read(vllm_config)
-        self.base_model = BaseModel.from_config(
-            vllm_config.model_config.hf_config, vllm_config.model_config.dtype
-        )
+        self.base_model = BaseModel.from_config(vllm_config.model_config.hf_config, vllm_config.model_config.dtype)
         self.pipeline_parallel = vllm_config.parallel_config.pipeline_parallel_size > 1
         self.pairs: SharedPairs | None = None
         self.dummy_ids: set[int] = set()
@@ -53,8 +51,8 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         every adapter row pays a wrapped head.
         """
         if self.lora_config.target_modules is None:
-            skipped = set(self.model.embedding_modules)
-            self.supported_lora_modules = [m for m in self.supported_lora_modules if m not in skipped]
+            names = get_supported_lora_modules(self.model)
+            self.supported_lora_modules = [n for n in names if n not in self.model.embedding_modules]
         super()._create_lora_modules()
         self.places = index_places(self.packed_modules, self.modules)
         self._allocate()
@@ -68,7 +66,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
             self.lora_config.lora_dtype,
             self.device,
         )
-        layers = {name: layer for name, layer in self.modules.items() if isinstance(layer, ScuteLinear)}
+        layers: dict[str, Any] = {n: layer for n, layer in self.modules.items() if isinstance(layer, ScuteLinear)}
         parts = self._part_sizes(layers)
         if self.options.shared_pairs:
             max_in = max(layer.base_layer.input_size for layer in layers.values())
@@ -87,8 +85,8 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         sizes: dict[str, list[int]] = {}
         for name, layer in layers.items():
             names = [part for part, place in self.places.items() if place.module == name]
-            whole = getattr(layer.base_layer, "output_size", None)
-            sizes[name] = [outputs[n] for n in names] if all(n in outputs for n in names) else [whole]
+            known = all(part in outputs for part in names)
+            sizes[name] = [outputs[part] for part in names] if known else [layer.base_layer.output_size]
         return sizes
 
     def engine_name(self, name: str) -> str:
@@ -101,7 +99,9 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def make_room_for(self, pair: SharedPair) -> None:
         """Drop cached adapters that vLLM no longer holds until the pair has a place. Raises Refusal."""
         if self.pairs is None:
-            raise Refusal(Code.CAPACITY_SHARED, "VeRA is switched off: shared_pairs is 0 in additional_config['scute'].")
+            raise Refusal(
+                Code.CAPACITY_SHARED, "VeRA is switched off: shared_pairs is 0 in additional_config['scute']."
+            )
         self.pairs.check_fits(pair)
         for victim in self.store.victims(keep=set(self._registered_adapters)):
             if self.pairs.has_room_for(pair):
@@ -191,15 +191,24 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
 
     def _apply_adapters(self, lora_requests: set[LoRARequest]) -> None:
         """In order of id: a set of names iterates differently on every rank, and admission is a collective."""
-        super()._apply_adapters(sorted(filter(None, lora_requests), key=lambda r: r.lora_int_id))  # type: ignore[arg-type]
+        super()._apply_adapters(sorted(filter(None, lora_requests), key=lambda r: r.lora_int_id))
+
+    def create_lora_manager(self, model: Any, vllm_config: Any) -> Any:
+        checks.check_config(vllm_config)
+        wrapped = super().create_lora_manager(model, vllm_config)
+        checks.check_layers(self._adapter_manager)
+        checks.check_ranks(self._adapter_manager)
+        return wrapped
 
     def add_dummy_lora(self, lora_request: LoRARequest, rank: int) -> bool:
-        self._adapter_manager.dummy_ids.add(lora_request.lora_int_id)
-        return bool(super().add_dummy_lora(lora_request, rank))
+        added = super().add_dummy_lora(lora_request, rank)
+        if added:
+            self._adapter_manager.dummy_ids.add(lora_request.lora_int_id)
+        return added
 
     def remove_adapter(self, adapter_id: int) -> bool:
         self._adapter_manager.store.drop(adapter_id)
-        return bool(super().remove_adapter(adapter_id))
+        return super().remove_adapter(adapter_id)
 
     def force_routes(self, *, shared: bool, rotation: bool) -> None:
         """Make the routes of the current plan live or not, for a graph that is captured with them."""

@@ -42,9 +42,7 @@ def run(batch: Batch) -> list[list[Row]]:
     """Serve the batch `repeat` times; one list of rows each time."""
     from vllm import LLM
 
-    engine = LLM(
-        model=batch["base"], skip_tokenizer_init=True, enable_lora=bool(batch["adapters"]), **batch["engine"]
-    )
+    engine = LLM(model=batch["base"], skip_tokenizer_init=True, enable_lora=bool(batch["adapters"]), **batch["engine"])
     return [_serve(engine, batch) for _ in range(batch["repeat"])]
 
 

@@ -1,9 +1,10 @@
 """From members on this rank to host tensors that only need copying: resolve, fold, cast."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scute.algebra.fold import fold
 from scute.algebra.form import Member, Term
@@ -31,7 +32,7 @@ class PackedAdapter:
         return any(s is not None and s.rotation is not None for layer in self.layers.values() for s in layer)
 
 
-def pack(layer: nn.Module, index: int, member: Member, dtype: torch.dtype, options: Options) -> SliceSlots:
+def pack(layer: Any, index: int, member: Member, dtype: torch.dtype, options: Options) -> SliceSlots:
     """Slice `index` of a wrapped layer from its member on this rank; the magnitude is resolved by now."""
     folded, _ = fold(member)
     owned = [t for t in folded.terms if t.pair is None]
@@ -63,7 +64,7 @@ def _vectors(terms: list[Term], out: int) -> tuple[Tensor | None, Tensor | None]
     return d.float() * term.c, e.float()
 
 
-def _rotation(layer: nn.Module, member: Member, dtype: torch.dtype, options: Options) -> tuple[Tensor | None, int]:
+def _rotation(layer: Any, member: Member, dtype: torch.dtype, options: Options) -> tuple[Tensor | None, int]:
     """R - I flattened; the difference keeps R's small entries, which R in half precision would round away."""
     if member.rotation is None:
         return None, 0
@@ -81,11 +82,12 @@ def _rotation(layer: nn.Module, member: Member, dtype: torch.dtype, options: Opt
     return difference.flatten().to(dtype), width
 
 
-def _shift(layer: nn.Module, index: int, member: Member) -> Tensor | None:
+def _shift(layer: Any, index: int, member: Member) -> Tensor | None:
     """What is left to add once the base output, its bias included, is scaled: b - s ⊙ base bias."""
     base = _base_bias(layer, index)
     if layer.base_layer.skip_bias_add:
-        if base is not None and member.bias.resolve(base, member.scale) is not base or member.bias.shift is not None:
+        scales_bias = base is not None and member.bias.resolve(base, member.scale) is not base
+        if scales_bias or member.bias.replaced is not None or member.bias.shift is not None:
             raise Refusal(
                 Code.MODULE_UNSUPPORTED,
                 "it changes the bias of a layer whose bias this model adds elsewhere; this cannot be served exactly.",
@@ -99,7 +101,7 @@ def _shift(layer: nn.Module, index: int, member: Member) -> Tensor | None:
     return bias.float() if torch.any(bias) else None
 
 
-def _base_bias(layer: nn.Module, index: int) -> Tensor | None:
+def _base_bias(layer: Any, index: int) -> Tensor | None:
     """The base layer's bias as this rank adds it to slice `index`, [out] float32 on the CPU."""
     bias = getattr(layer.base_layer, "bias", None)
     is_row_parallel = input_range(layer)[1] != layer.base_layer.input_size

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scute.algebra.form import Bias, Member, Rotation, Term
 from scute.errors import Code, Refusal
@@ -19,7 +20,7 @@ class Place:
     count: int
 
 
-def index_places(packed_modules: Mapping[str, Sequence[str]], modules: Mapping[str, nn.Module]) -> dict[str, Place]:
+def index_places(packed_modules: Mapping[str, Sequence[str]], modules: Mapping[str, Any]) -> dict[str, Place]:
     """vLLM's name of every projection to its place; `packed_modules` and `modules` are the LoRA manager's."""
     places = {}
     for name in modules:
@@ -29,7 +30,7 @@ def index_places(packed_modules: Mapping[str, Sequence[str]], modules: Mapping[s
     return places
 
 
-def localize(layer: nn.Module, members: Sequence[Member | None]) -> list[Member | None]:
+def localize(layer: Any, members: Sequence[Member | None]) -> list[Member | None]:
     """Members of the parts of one wrapped layer to members of its slices on this tensor-parallel rank.
 
     A member's slots along the output travel as columns of one matrix through the layer's own `slice_lora_b`, so
@@ -53,7 +54,7 @@ def localize(layer: nn.Module, members: Sequence[Member | None]) -> list[Member 
 Columns = list[Tensor | None]
 
 
-def _split(layer: nn.Module, columns: Columns, owners: Columns) -> tuple[Columns, Columns]:
+def _split(layer: Any, columns: Columns, owners: Columns) -> tuple[Columns, Columns]:
     """Columns of the layer's parts to columns of its slices on this rank, with the part each slice came from."""
     if len(columns) != layer.n_slices:
         if len(columns) == 1:  # one checkpoint weight for the whole fused layer
@@ -110,7 +111,7 @@ def _with_output_columns(member: Member, columns: Tensor) -> Member:
     return Member(member.rotation, scale, bias, tuple(terms), magnitude)
 
 
-def _localize_input(layer: nn.Module, member: Member) -> Member:
+def _localize_input(layer: Any, member: Member) -> Member:
     """The member's input-indexed tensors cut to the columns this rank holds (row-parallel layers only)."""
     first, size = input_range(layer)
     if size == layer.base_layer.input_size:
@@ -138,14 +139,14 @@ def _narrow_rotation(rotation: Rotation, first: int, size: int) -> Rotation:
     return Rotation(rotation.blocks[first // width : (first + size) // width])
 
 
-def input_range(layer: nn.Module) -> tuple[int, int]:
+def input_range(layer: Any) -> tuple[int, int]:
     """(first, count) of the inputs that this rank holds of a wrapped layer."""
     size: int = layer.input_size
     whole: int = layer.base_layer.input_size
     return (0, whole) if size == whole else (layer.tp_rank * size, size)
 
 
-def output_offsets(layer: nn.Module, parts: Sequence[int]) -> list[int] | None:
+def output_offsets(layer: Any, parts: Sequence[int]) -> list[int] | None:
     """First output of each slice within its own projection, or None where a slice is not one run of outputs.
 
     parts: full output size of each part of the layer.

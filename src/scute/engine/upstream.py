@@ -48,6 +48,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.lora.utils:from_layer": ("layer", "max_loras", "lora_config", "packed_modules_list", "model_config"),
     "vllm.lora.utils:parse_fine_tuned_lora_name": ("name", "weights_mapper"),
     "vllm.lora.utils:get_adapter_absolute_path": ("lora_path",),
+    "vllm.lora.utils:get_supported_lora_modules": ("model",),
     "vllm.model_executor.layers.quantization.utils.quant_utils:get_and_maybe_dequant_weights": ("layer", "out_dtype"),
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model": (
         "self", "model", "vllm_config", "device",

@@ -1,9 +1,10 @@
 """DoRA's column norms from the weights as the engine holds them: sharded, fused, possibly quantised or repacked."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.model_executor.layers.quantization.utils.quant_utils import get_and_maybe_dequant_weights
 
 from scute.algebra.form import Member
@@ -12,15 +13,15 @@ CHUNK_ELEMENTS = 1 << 22
 """Weights that are held in float64 at a time: 32 MiB, since the KV cache already owns the device memory."""
 
 
-def _is_repacked(layer: nn.Module) -> bool:
+def _is_repacked(layer: Any) -> bool:
     """Whether the backend freed the plain weight after loading (vLLM's CPU GEMMs do)."""
     weight = getattr(layer, "weight", None)
     return isinstance(weight, Tensor) and weight.numel() == 0
 
 
-def _by_identity(layer: nn.Module) -> Tensor:
+def _by_identity(layer: Any) -> Tensor:
     """The weight [out, in] as what the layer's own GEMM makes of the identity, a few rows at a time."""
-    size, dtype = layer.input_size_per_partition, layer.params_dtype
+    size, dtype = getattr(layer, "input_size_per_partition", layer.input_size), layer.params_dtype
     height = max(1, CHUNK_ELEMENTS // size)
     parts = []
     for first in range(0, size, height):
@@ -30,14 +31,12 @@ def _by_identity(layer: nn.Module) -> Tensor:
     return torch.cat(parts).T
 
 
-def _device(layer: nn.Module) -> torch.device:
+def _device(layer: Any) -> torch.device:
     return next(p.device for p in layer.parameters())
 
 
-def dense_weight(layer: nn.Module) -> Tensor:
+def dense_weight(layer: Any) -> Tensor:
     """The weight of a vLLM linear layer on this rank, [out, in], in the layer's own dtype where it is plain."""
-    if not hasattr(layer, "input_size_per_partition"):
-        layer.input_size_per_partition = layer.input_size
     if _is_repacked(layer):
         return _by_identity(layer)
     return get_and_maybe_dequant_weights(layer, layer.params_dtype)

@@ -1,0 +1,59 @@
+"""What an engine must be like for Scute to serve it exactly; checked when its LoRA manager is made."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+
+from scute.engine.bind import package_digest
+from scute.engine.layers import ScuteLinear
+from scute.errors import Incompatible
+
+if TYPE_CHECKING:
+    from scute.engine.managers import ScuteModelManager
+
+UNSUPPORTED_FLAGS = {
+    "fully_sharded_loras": "its layers gather between shrink and expand, where Scute has one operator",
+    "specialize_active_lora": "vLLM's graphs for it leave an adapter out when base rows share the batch",
+    "enable_tower_connector_lora": "the rows of a tower are not the rows that Scute's plan describes",
+}
+
+
+def check_config(vllm_config: VllmConfig) -> None:
+    """Raises Incompatible for a LoRA option that would bypass Scute's operators."""
+    for flag, reason in UNSUPPORTED_FLAGS.items():
+        if getattr(vllm_config.lora_config, flag, False):
+            raise Incompatible(f"Scute cannot serve with --{flag.replace('_', '-')}: {reason}. Leave it out.")
+    if envs.VLLM_LORA_ENABLE_DUAL_STREAM:
+        raise Incompatible(
+            "Scute's expand scales the output of the base GEMM, so it cannot run beside it: unset "
+            "VLLM_LORA_ENABLE_DUAL_STREAM."
+        )
+
+
+def check_layers(manager: "ScuteModelManager") -> None:
+    """Raises Incompatible if a linear layer was wrapped by another class than Scute's."""
+    foreign = [
+        name
+        for name, layer in manager.modules.items()
+        if isinstance(layer, BaseLinearLayerWithLoRA) and not isinstance(layer, ScuteLinear)
+    ]
+    if foreign:
+        raise Incompatible(f"{foreign[0]} was wrapped by {type(manager.modules[foreign[0]]).__name__}, not by Scute.")
+
+
+def check_ranks(manager: "ScuteModelManager") -> None:
+    """Raises Incompatible if the tensor-parallel ranks run different versions of Scute, or with other options."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return
+    mine = f"{package_digest()} {manager.options}"
+    everyone: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(everyone, mine, group=group.cpu_group)
+    if any(theirs != mine for theirs in everyone):
+        raise Incompatible(
+            "the tensor-parallel ranks run different versions of Scute; install the same one everywhere."
+        )
