@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="neither torch.compile nor CUDA graphs")
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, as JSON")
     parser.add_argument("--stock", action="store_true", help="also run vLLM without Scute")
+    parser.add_argument("--stock-only", action="store_true", help="only the comparison with vLLM without Scute")
     parser.add_argument("--work", type=Path, default=Path("/tmp/scute-agreement"))
     parser.add_argument("--out", type=Path, default=Path("agreement.json"))
     arguments = parser.parse_args()
@@ -58,17 +60,28 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = Batch(
         base=str(base), adapters=folders, prompts=prompts, rows=rows, engine=engine_options(arguments), repeat=1
     )
-    start = time.perf_counter()
-    served = run_apart(batch)[0]
-    report: dict[str, Any] = {"environment": environment(arguments), "engine_seconds": time.perf_counter() - start}
-    report["base_error"] = base_error(oracle, rows, served)
-    report["methods"] = {
-        name: {"method": AMPLIFIED[name].method, "effect": s.effect, "error": s.error, "ratio": s.ratio}
-        for name, s in score(oracle, rows, served, folders).items()
-    }
-    if arguments.stock:
+    report: dict[str, Any] = {"environment": environment(arguments)}
+    if not arguments.stock_only:
+        report |= against_peft(batch, oracle)
+    if arguments.stock or arguments.stock_only:
         report["against_stock"] = against_stock(batch, oracle)
     return report
+
+
+def against_peft(batch: Batch, oracle: Oracle) -> dict[str, Any]:
+    """Every adapter of the batch against the PEFT library in float32."""
+    start = time.perf_counter()
+    (served,) = run_apart(batch)
+    seconds = time.perf_counter() - start
+    methods = {
+        name: {"method": AMPLIFIED[name].method, "effect": s.effect, "error": s.error, "ratio": s.ratio}
+        for name, s in score(oracle, batch["rows"], served, batch["adapters"]).items()
+    }
+    return {
+        "engine_seconds": seconds,
+        "base_error": base_error(oracle, batch["rows"], served),
+        "methods": methods,
+    }
 
 
 def make_base(arguments: argparse.Namespace) -> tuple[Path, Oracle]:
@@ -117,8 +130,12 @@ def against_stock(batch: Batch, oracle: Oracle) -> dict[str, Any]:
         "adapters": {name: batch["adapters"][name] for name in PLAIN},
         "engine": batch["engine"] | {"lora_target_modules": PROJECTIONS},
     }
-    ours = run_apart(Batch(**scute_batch))[0]
-    stock = run_apart(Batch(**stock_batch), with_scute=False)[0]
+    with ThreadPoolExecutor() as pool:
+        arms = (
+            pool.submit(run_apart, Batch(**scute_batch)),
+            pool.submit(run_apart, Batch(**stock_batch), with_scute=False),
+        )
+        ours, stock = (arm.result()[0] for arm in arms)
     base_rows = [i for i, (name, _) in enumerate(rows) if name is None]
     plain = {name: batch["adapters"][name] for name in PLAIN}
     is_plain = [i for i, (name, _) in enumerate(rows) if name in PLAIN]
@@ -163,9 +180,10 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def print_report(report: dict[str, Any]) -> None:
     print(json.dumps(report["environment"]))
-    for name, row in report["methods"].items():
+    for name, row in report.get("methods", {}).items():
         print(f"{name:18} {row['method']:6} effect {row['effect']:.3f} error/effect {100 * row['ratio']:.4f} %")
-    print(f"base rows          error {report['base_error']:.6f}")
+    if "base_error" in report:
+        print(f"base rows          error {report['base_error']:.6f}")
     if "against_stock" in report:
         print(json.dumps(report["against_stock"], indent=1))
 

@@ -32,14 +32,14 @@ second() {
 }
 
 if [ "$(nvidia-smi -L | wc -l)" -ge 2 ]; then
-    first &
-    second 1
+    (first) &
+    (second 1)
     wait
     agreement tiny-qwen2-tp2 180 --model tiny-qwen2 --tensor-parallel-size 2
     agreement llama-8b-tp2 180 --model llama-8b --layers 2 --tensor-parallel-size 2
 else
-    first
-    second 0
+    (first)
+    (second 0)
 fi
 cat "$out/summary.txt"
 for result in "$out"/*.json; do

@@ -1,7 +1,7 @@
 """The demo's tenants: amplified adapters of every method, written on the spot."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -29,4 +29,5 @@ class Tenant:
 def write_pool(base: PreTrainedModel, cache: Path) -> Iterator[Tenant]:
     """Write the adapters for `base` one after another, over those of an earlier run."""
     for name in NAMES:
-        yield Tenant(name, AMPLIFIED[name].method, write_adapter(base, name, cache / "adapters" / name))
+        recipe = replace(AMPLIFIED[name], strength=1.0)  # the paper's amplitude moves this base enough
+        yield Tenant(name, recipe.method, write_adapter(base, recipe, cache / "adapters" / name))

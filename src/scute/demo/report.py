@@ -10,7 +10,7 @@ from scute.demo.footprint import Footprint
 from scute.demo.pool import Tenant
 from scute.testing.agreement import Agreement
 
-RATIO_BOUND = 0.001
+RATIO_BOUND = 0.0001
 """Largest error of an adapter, as a share of its effect; both sides compute in float32."""
 BASE_BOUND = 0.001
 """Largest error of the base model beside the adapters, in nats per token."""
@@ -62,7 +62,7 @@ def to_table(rows: Sequence[Row]) -> Table:
     table = Table(
         title="One batch, every method, against the PEFT library in float32",
         caption=f"effect: what the adapter changes, in nats per token (mean). error: the engine against the PEFT "
-        f"library, at most {RATIO_BOUND:.1%} of the effect, and {BASE_BOUND} nats per token on the base model.",
+        f"library, at most {RATIO_BOUND:.2%} of the effect, and {BASE_BOUND} nats per token on the base model.",
     )
     for heading in ("adapter", "method", "live slots"):
         table.add_column(heading, no_wrap=True)

@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
 def choose_blocks(height: int, in_features: int, max_rank: int, element_size: int) -> Blocks:
     """Blocks for tiles of `height` rows.
 
-    The splits do not depend on the number of rows, so that neither does the order in which a row is summed.
+    The splits depend on the tile height alone, not on the number of rows, and so does the order of a row's sum.
     """
     small = height == SMALL_TILE
     rank = 16 if max_rank <= 16 else 32 if max_rank <= 32 else 64

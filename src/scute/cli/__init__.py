@@ -1,0 +1,1 @@
+"""The `scute` command. One file a subcommand: it parses, calls one function of the library, and renders."""

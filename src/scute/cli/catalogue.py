@@ -1,0 +1,116 @@
+"""Every code of refusal with its meaning and what to do: `scute refusals` and docs/refusals.md are made of it."""
+
+from dataclasses import dataclass
+
+from scute.errors import Code
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """meaning: what is wrong; remedy: what the owner of the adapter or of the server can do."""
+
+    meaning: str
+    remedy: str
+
+
+GROUPS = {
+    "folder": "The folder",
+    "config": "adapter_config.json",
+    "method": "The method",
+    "init": "The initialisation",
+    "tensor": "adapter_model.safetensors",
+    "module": "The adapted modules",
+    "capacity": "The sizes that the engine was started with",
+    "peer": "Other ranks",
+}
+
+CATALOGUE: dict[Code, Entry] = {
+    Code.FOLDER_MISSING: Entry(
+        "The folder, or one of its two files, does not exist.",
+        "Give the folder that PEFT's save_pretrained wrote, with adapter_config.json and adapter_model.safetensors.",
+    ),
+    Code.FOLDER_PICKLE: Entry(
+        "The tensors are in adapter_model.bin, a pickle, which can run code and is never read.",
+        "Load the adapter in PEFT and call save_pretrained again; it writes safetensors.",
+    ),
+    Code.FOLDER_UNREADABLE: Entry(
+        "A file is cut off, damaged, not JSON or safetensors, or not allowed to be read.",
+        "Copy the folder again and check its permissions.",
+    ),
+    Code.CONFIG_INVALID: Entry(
+        "A field is missing or holds a value that has no meaning.",
+        "Correct the field that the sentence names, or save the adapter again.",
+    ),
+    Code.CONFIG_UNKNOWN_FIELD: Entry(
+        "A field that Scute does not know is switched on; it may change the result.",
+        "Switch it off if it has no effect on the adapter, or use a Scute that knows it.",
+    ),
+    Code.CONFIG_UNSUPPORTED_FIELD: Entry(
+        "A field that Scute knows and does not serve is switched on.",
+        "Train without the feature that the sentence names.",
+    ),
+    Code.CONFIG_MISMATCH: Entry(
+        "The config and the tensors, or the config and the base model, say different things.",
+        "Serve the config that was saved with these tensors, on the base model that they were trained on.",
+    ),
+    Code.METHOD_UNSUPPORTED: Entry(
+        "The peft_type is not one that Scute serves.",
+        "See `scute methods`; merge the adapter into the base model to serve it alone.",
+    ),
+    Code.METHOD_OLD_FORMAT: Entry(
+        "An OFT adapter from PEFT before 0.16, whose rotation means something else.",
+        "Train it again with PEFT 0.16 or later.",
+    ),
+    Code.INIT_CHANGED_BASE: Entry(
+        "The initialisation (PiSSA, OLoRA, CorDA, LoRA-GA, LoftQ) changed the base weight that the adapter needs.",
+        "Save it again with path_initial_model_for_weight_conversion, which makes a plain LoRA of it.",
+    ),
+    Code.TENSOR_PREFIX: Entry(
+        "A tensor is not named as PEFT names it when it saves.",
+        "Save with save_pretrained, not from the state dict of a wrapped, compiled or sharded model.",
+    ),
+    Code.TENSOR_NO_MODULE: Entry(
+        "A tensor adapts a projection that the base model does not have.",
+        "Serve the adapter on the base model that it was trained on.",
+    ),
+    Code.TENSOR_MISSING: Entry(
+        "A tensor that the config calls for is not in the file.",
+        "The save is incomplete: save the adapter again.",
+    ),
+    Code.TENSOR_LEFT_OVER: Entry(
+        "The file holds a tensor that the config gives no meaning to.",
+        "Serve the folder as save_pretrained wrote it.",
+    ),
+    Code.TENSOR_SHAPE: Entry(
+        "A tensor has another shape than the base model and the config call for.",
+        "Check the base model, and gather sharded weights before saving.",
+    ),
+    Code.TENSOR_DTYPE: Entry(
+        "A tensor is not float16, bfloat16, float32 or float64.",
+        "Save the adapter unquantised.",
+    ),
+    Code.TENSOR_NOT_FINITE: Entry(
+        "A tensor holds NaN or infinity, or is beyond the range of the LoRA dtype.",
+        "Train it again; a value beyond float16 can be served with --dtype bfloat16.",
+    ),
+    Code.MODULE_UNSUPPORTED: Entry(
+        "The adapter changes something that is no plain linear projection of this engine.",
+        "Train without embeddings, heads, experts and whole modules; check --lora-target-modules.",
+    ),
+    Code.CAPACITY_RANK: Entry(
+        "The rank is greater than --max-lora-rank.",
+        "Start vLLM with a larger --max-lora-rank.",
+    ),
+    Code.CAPACITY_ROTATION: Entry(
+        "The blocks of the input transform R are wider than rotation_width, or the layer has no room for R.",
+        "Raise rotation_width in additional_config['scute'], at most 128.",
+    ),
+    Code.CAPACITY_SHARED: Entry(
+        "VeRA is switched off, its rank exceeds shared_rank, or all shared_pairs places are taken.",
+        "Raise shared_rank or shared_pairs in additional_config['scute'], or unload an adapter that holds a place.",
+    ),
+    Code.PEER_RANK_FAILED: Entry(
+        "Another tensor-parallel rank could not admit the adapter, so no rank does.",
+        "Read the log of the other ranks; the same files must be on every host.",
+    ),
+}

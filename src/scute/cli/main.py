@@ -1,0 +1,22 @@
+"""`scute`: the command and its subcommands. Imports nothing heavy, so that `scute --help` is quick."""
+
+import typer
+
+from scute.cli import check, inspect, methods, refusals
+
+app = typer.Typer(
+    name="scute",
+    help="Look at PEFT adapters, and at the vLLM that is to serve them, without starting an engine.",
+    epilog="Exit codes: 0 done, 1 refused or incompatible, 2 wrong usage.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("inspect")(inspect.inspect)
+app.command("methods")(methods.methods)
+app.command("refusals")(refusals.refusals)
+app.command("check")(check.check)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,50 @@
+"""`scute refusals`: every code of refusal, as a table, as JSON, or as the page docs/refusals.md."""
+
+from typing import Annotated
+
+import typer
+
+from scute.cli.catalogue import CATALOGUE, GROUPS
+from scute.cli.output import print_json, print_table
+
+INTRODUCTION = """\
+# Refusals
+
+An adapter that cannot be served exactly is refused, and the engine goes on without it. The error starts with
+`[scute:<code>]`, so that a client can match on the code, and goes on with a sentence that names the file, the tensor
+or the field. Over HTTP it is a 400; in Python it is `scute.errors.Refusal`, a `ValueError`, with `.code` and
+`.sentence`. Codes do not change between releases; sentences may.
+
+`scute inspect FOLDER --base MODEL` tells without an engine whether a folder is refused, but for the codes that start
+with `capacity.` or `peer.`, which depend on how the engine was started.
+
+This page is made by `scute refusals --markdown > docs/refusals.md`.
+"""
+
+
+def refusals(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/refusals.md.")] = False,
+) -> None:
+    """List every reason for which an adapter may be refused, and what to do about it."""
+    rows = [(str(code), entry.meaning, entry.remedy) for code, entry in CATALOGUE.items()]
+    if json:
+        print_json([{"code": code, "meaning": meaning, "remedy": remedy} for code, meaning, remedy in rows])
+    elif markdown:
+        typer.echo(page(), nl=False)
+    else:
+        print_table(("code", "meaning", "what to do"), rows)
+
+
+def page() -> str:
+    """The text of docs/refusals.md."""
+    lines = [INTRODUCTION]
+    for group, heading in GROUPS.items():
+        lines += [f"## {heading}", "", "| code | meaning | what to do |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{code}` | {entry.meaning} | {entry.remedy} |"
+            for code, entry in CATALOGUE.items()
+            if code.partition(".")[0] == group
+        ]
+        lines += [""]
+    return "\n".join(lines).rstrip("\n") + "\n"
