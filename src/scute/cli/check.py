@@ -14,6 +14,7 @@ def check() -> None:
         typer.echo(f"vLLM {version}")
         upstream.check_version()
         upstream.check_signatures()
+        upstream.check_uses()
     except Incompatible as error:
         typer.echo(str(error))
         raise typer.Exit(1) from error

@@ -31,8 +31,8 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
     Collective under tensor parallelism: every rank admits the same adapters in the same order, and all of them
     refuse if one does. Raises Refusal.
     """
-    folder = Path(get_adapter_absolute_path(path))
     with _AllOrNone() as agreement:
+        folder = _local_folder(path)
         form = compile_adapter(folder, manager.base_model)
         members = _place(manager, form)
         squares = _square_sums(manager, members)
@@ -43,9 +43,23 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
         layers = _pack(manager, members)
         agreement.succeed()
     pair = _shared_pair(form)
-    if pair is not None and manager.pairs is not None:
-        manager.pairs.acquire(pair, adapter_id)
+    if manager.pairs is not None:
+        manager.pairs.release(adapter_id)  # held by what it replaces in place
+        if pair is not None:
+            manager.pairs.acquire(pair, adapter_id)
     return PackedAdapter(form.method, layers, None if pair is None else pair.key, _file_bytes(folder))
+
+
+def _local_folder(path: str) -> Path:
+    """The folder of a path, or of a repository that vLLM fetches from the hub."""
+    try:
+        return Path(get_adapter_absolute_path(path))
+    except OSError as error:
+        raise Refusal(
+            Code.FOLDER_MISSING,
+            f"{path} is no folder here, and cannot be fetched as a repository either: {error}. Give the folder that "
+            "holds adapter_config.json.",
+        ) from error
 
 
 def _check_capacity(manager: "ScuteModelManager", form: AdapterForm) -> None:
@@ -101,7 +115,7 @@ def _find(manager: "ScuteModelManager", name: str, member: Member) -> Place | No
             f"it transforms the input of {name}, which this engine has no room for; set rotation_width in "
             "additional_config['scute'] (a layer with a forward of its own cannot be served).",
         )
-    if any(t.pair is not None for t in member.terms) and layer.pairs is None:
+    if any(t.pair is not None for t in member.terms) and layer.pairs is None and manager.pairs is not None:
         raise Refusal(
             Code.MODULE_UNSUPPORTED, f"it has shared factors on {name}, whose shards are not one run of outputs."
         )
@@ -182,8 +196,8 @@ def _check_finite(module: str, pieces: list[SliceSlots | None]) -> None:
             if tensor is not None and not torch.isfinite(tensor).all():
                 raise Refusal(
                     Code.TENSOR_NOT_FINITE,
-                    f"slot {slot} of {module} is not finite in {tensor.dtype}; serve it with a wider --lora-dtype, or "
-                    "check the adapter (a DoRA column whose weight is zero has no norm).",
+                    f"slot {slot} of {module} is not finite in {tensor.dtype}; serve with --dtype bfloat16, or check "
+                    "the adapter (a DoRA column whose weight is zero has no norm).",
                 )
 
 

@@ -27,6 +27,12 @@ def check_config(vllm_config: VllmConfig) -> None:
     for flag, reason in UNSUPPORTED_FLAGS.items():
         if getattr(vllm_config.lora_config, flag, False):
             raise Incompatible(f"Scute cannot serve with --{flag.replace('_', '-')}: {reason}. Leave it out.")
+    lora_dtype, dtype = vllm_config.lora_config.lora_dtype, vllm_config.model_config.dtype
+    if lora_dtype != dtype:
+        raise Incompatible(
+            f"Scute's kernels need the factors in the dtype of the activations, but --lora-dtype is {lora_dtype} and "
+            f"--dtype is {dtype}: leave --lora-dtype out."
+        )
     if envs.VLLM_LORA_ENABLE_DUAL_STREAM:
         raise Incompatible(
             "Scute's expand scales the output of the base GEMM, so it cannot run beside it: unset "

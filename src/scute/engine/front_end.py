@@ -7,47 +7,56 @@ vLLM loads an adapter it has not seen in the middle of a step, where an error en
 import functools
 import inspect
 import multiprocessing
-import re
 import sys
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-from scute.errors import Code, Refusal
+from scute.engine.checks import check_config
+from scute.engine.options import Options
+from scute.engine.refusals import find_refusal
+from scute.engine.serving import answer_refusals, release_unloaded
 
-_REFUSAL = re.compile(
-    r"\[scute:(?P<code>[a-z_.]+)\] (?P<sentence>.*?)(?:', please check the stack trace.*)?$", re.DOTALL
-)
+_CLIENTS = frozenset({"vllm.entrypoints.llm", "vllm.entrypoints.openai.api_server"})
 
 
 def bind() -> None:
     """Wrap the engine clients and the model list of the API server, in processes that are a front end."""
     if not _is_front_end():
         return
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    EngineArgs.create_engine_config = _check_config(EngineArgs.create_engine_config)
     LLMEngine.add_request = _admit_first(LLMEngine.add_request)
     LLMEngine.remove_lora = _forget_admission(LLMEngine.remove_lora)
     AsyncLLM.add_request = _admit_first_async(AsyncLLM.add_request)
     AsyncLLM.add_lora = _remember_admission(AsyncLLM.add_lora)
     AsyncLLM.remove_lora = _forget_admission(AsyncLLM.remove_lora)
-    OpenAIServingModels.load_lora_adapter = _answer_refusals(OpenAIServingModels.load_lora_adapter)
+    OpenAIServingModels.load_lora_adapter = answer_refusals(OpenAIServingModels.load_lora_adapter)
+    OpenAIServingModels.unload_lora_adapter = release_unloaded(OpenAIServingModels.unload_lora_adapter)
 
 
 def _is_front_end() -> bool:
-    return multiprocessing.parent_process() is None or "vllm.entrypoints.openai.api_server" in sys.modules
+    """The first process, or a child that has imported a client: an API server, or a script's own worker."""
+    return multiprocessing.parent_process() is None or not _CLIENTS.isdisjoint(sys.modules)
 
 
-def find_refusal(text: str) -> Refusal | None:
-    """The refusal that a message from another process carries, if it does."""
-    match = _REFUSAL.search(text)
-    if match is None or match["code"] not in list(Code):
-        return None
-    return Refusal(Code(match["code"]), match["sentence"])
+def _check_config(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker would say it too, but far above the last message of the engine."""
+
+    @functools.wraps(create_engine_config)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = create_engine_config(self, *args, **kwargs)
+        if config.lora_config is not None:
+            Options.read(config)
+            check_config(config)
+        return config
+
+    return checked
 
 
 def _admitted(engine: Any) -> set[tuple[int, str]]:
@@ -65,7 +74,15 @@ def _new_adapter(engine: Any, signature: inspect.Signature, args: Any, kwargs: A
     """The adapter of an `add_request` call, if its engine has not admitted it yet."""
     given = signature.bind(engine, *args, **kwargs).arguments
     request = given.get("lora_request") or getattr(given.get("prompt"), "lora_request", None)
-    return request if request is not None and _key(request) not in _admitted(engine) else None
+    if request is None or (_key(request) in _admitted(engine) and not request.load_inplace):
+        return None
+    return request
+
+
+def _remember(engine: Any, request: LoRARequest) -> None:
+    """The adapter is loaded: a step that finds `load_inplace` still set would read the folder again, every time."""
+    _admitted(engine).add(_key(request))
+    request.load_inplace = False
 
 
 def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +96,7 @@ def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
                 self.add_lora(adapter)
             except Exception as error:
                 raise find_refusal(str(error)) or error from error
-            _admitted(self).add(_key(adapter))
+            _remember(self, adapter)
         return add_request(self, *args, **kwargs)
 
     return gated
@@ -105,7 +122,7 @@ def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
     async def remembering(self: Any, lora_request: LoRARequest) -> Any:
         result = await add_lora(self, lora_request)
-        _admitted(self).add(_key(lora_request))
+        _remember(self, lora_request)
         return result
 
     return remembering
@@ -119,16 +136,3 @@ def _forget_admission(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
         return remove_lora(self, lora_id)
 
     return forgetting
-
-
-def _answer_refusals(load_lora_adapter: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(load_lora_adapter)
-    async def answering(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await load_lora_adapter(self, *args, **kwargs)
-        error = getattr(result, "error", None)
-        refusal = None if error is None else find_refusal(error.message)
-        if error is not None and refusal is not None:
-            error.message, error.type, error.code = str(refusal), "BadRequestError", HTTPStatus.BAD_REQUEST.value
-        return result
-
-    return answering

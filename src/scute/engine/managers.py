@@ -24,7 +24,7 @@ from scute.engine.packing import PackedAdapter
 from scute.engine.placement import index_places
 from scute.engine.slots import SharedPairs, Sizes
 from scute.engine.store import HostStore
-from scute.errors import Code, Refusal
+from scute.errors import Code, Incompatible, Refusal
 from scute.kernels.plan import BatchPlan
 from scute.kernels.routes import Route
 
@@ -37,7 +37,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config = kwargs["vllm_config"]
         self.options = Options.read(vllm_config)
-        self.base_model = BaseModel.from_config(vllm_config.model_config.hf_config, vllm_config.model_config.dtype)
+        self.base_model = _base_model(vllm_config.model_config)
         self.pipeline_parallel = vllm_config.parallel_config.pipeline_parallel_size > 1
         self.pairs: SharedPairs | None = None
         self.dummy_ids: set[int] = set()
@@ -178,6 +178,16 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def remove_all_adapters(self) -> None:
         super().remove_all_adapters()
         self.dummy_ids.clear()
+
+
+def _base_model(model_config: Any) -> BaseModel:
+    """The base model as PEFT saw it, in the dtype its weights are stored in. Raises Incompatible."""
+    hf_config = model_config.hf_config
+    stored = getattr(hf_config, "dtype", None)
+    try:
+        return BaseModel.from_config(hf_config, stored if isinstance(stored, torch.dtype) else model_config.dtype)
+    except ValueError as error:
+        raise Incompatible(f"Scute does not know the projections of this model: {error}") from error
 
 
 class ScuteWorkerManager(LRUCacheWorkerLoRAManager):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Options(BaseModel):
     """Sizes of the slot buffers; everything else follows vLLM's own LoRA flags.
 
-    rotation_width: widest block of an input transform R (OFT's `oft_block_size`); 0 reserves no R and refuses OFT.
+    rotation_width: widest block of an input transform R (OFT's `oft_block_size`); 0 reserves no R, and refuses OFT
+    and (IA)3 on the inputs of a feed-forward that is not gated.
     shared_pairs: how many different pairs of shared factors (VeRA projections) may be resident; 0 refuses VeRA.
     shared_rank: largest rank of a shared pair.
     host_memory_gib: compiled adapters beyond `max_cpu_loras` that are kept in host memory, by size of their files,
@@ -29,10 +30,13 @@ class Options(BaseModel):
 
     @classmethod
     def read(cls, vllm_config: "VllmConfig") -> "Options":
-        """Raises Incompatible for an unknown or unparsable option."""
+        """Raises Incompatible, in one line, for an unknown or unparsable option."""
         additional = vllm_config.additional_config
         given = additional.get("scute", {}) if isinstance(additional, dict) else {}
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise Incompatible(f"additional_config['scute'] is not valid: {error}") from error
+            first = error.errors()[0]
+            where = ".".join(["additional_config['scute']", *map(str, first["loc"])])
+            known = ", ".join(cls.model_fields)
+            raise Incompatible(f"{where} is not valid: {first['msg']}. The options are {known}.") from error

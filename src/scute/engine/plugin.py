@@ -17,5 +17,6 @@ def register() -> None:
     from scute.engine import bind
 
     upstream.check_signatures()
+    upstream.check_uses()
     bind.bind()
     _registered = True

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from scute.algebra.form import SharedPair
 from scute.errors import Code, Refusal
-
-HAS_SCALE, HAS_SHIFT, HAS_SHARED, HAS_ROTATION = 1, 2, 4, 8
+from scute.kernels.routes import Flag
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +43,13 @@ class SliceSlots:
 
     def table_entry(self) -> tuple[int, int]:
         """(rank, flags), as the kernels read it."""
-        flags = (
-            HAS_SCALE * (self.scale is not None)
-            | HAS_SHIFT * (self.shift is not None)
-            | HAS_SHARED * (self.e is not None)
-            | HAS_ROTATION * (self.rotation is not None)
-        )
+        present = {
+            Flag.SCALE: self.scale,
+            Flag.SHIFT: self.shift,
+            Flag.SHARED: self.e,
+            Flag.ROTATION: self.rotation,
+        }
+        flags = sum(flag for flag, tensor in present.items() if tensor is not None)
         return self.rank, flags
 
 

@@ -64,6 +64,17 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 """What is called, overridden or wrapped, with the parameters expected (equal in vLLM 0.32 and 0.33)."""
 
 
+USES: dict[str, str] = {
+    "vllm.lora.utils:from_layer": "_all_lora_classes",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model": "LRUCacheWorkerLoRAManager",
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.apply": "_apply_sync",
+    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_base_forward": "_apply_lora_to_output",
+    f"{_WORKER}:LRUCacheWorkerLoRAManager.add_adapter": "_load_adapter",
+    f"{_MANAGER}:LoRAModelManager.set_adapter_mapping": "_set_adapter_mapping",
+}
+"""Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
+
+
 def vllm_version() -> str:
     """Raises Incompatible if vLLM is not installed."""
     for name in DISTRIBUTIONS:
@@ -89,6 +100,18 @@ def check_signatures() -> None:
     wrong = [line for path, expected in SIGNATURES.items() if (line := _difference(path, expected))]
     if wrong:
         raise Incompatible(f"Scute does not fit vLLM {vllm_version()}:\n  " + "\n  ".join(wrong))
+
+
+def check_uses() -> None:
+    """Raises Incompatible naming every function that no longer goes through what Scute replaces."""
+    wrong = [f"{path} no longer uses {name}" for path, name in USES.items() if name not in _names(resolve(path))]
+    if wrong:
+        raise Incompatible(f"Scute does not fit vLLM {vllm_version()}:\n  " + "\n  ".join(wrong))
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    return () if code is None else code.co_names
 
 
 def _difference(path: str, expected: tuple[str, ...]) -> str | None:

@@ -1,0 +1,60 @@
+"""The API server's part: refusals become HTTP 400, and unloading an adapter reaches the engine."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from scute.engine.refusals import find_refusal
+from scute.errors import Code
+
+POLL_SECONDS = 0.1
+
+_removals: set[asyncio.Task[None]] = set()
+"""Removals that wait for running requests; the event loop itself keeps only weak references to tasks."""
+
+
+def answer_refusals(load_lora_adapter: Callable[..., Any]) -> Callable[..., Any]:
+    """400 with the sentence where vLLM answers 500; a folder that is not there keeps vLLM's 404."""
+
+    @functools.wraps(load_lora_adapter)
+    async def answering(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await load_lora_adapter(self, *args, **kwargs)
+        error = getattr(result, "error", None)
+        refusal = None if error is None else find_refusal(error.message)
+        if error is not None and refusal is not None:
+            is_missing = refusal.code is Code.FOLDER_MISSING
+            error.message = str(refusal)
+            error.type = "NotFoundError" if is_missing else "BadRequestError"
+            error.code = (HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_REQUEST).value
+        return result
+
+    return answering
+
+
+def release_unloaded(unload_lora_adapter: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM only forgets the name: also remove the adapter from the engine, once no request runs on it."""
+
+    @functools.wraps(unload_lora_adapter)
+    async def releasing(self: Any, request: Any) -> Any:
+        adapter = self.lora_requests.get(request.lora_name)
+        result = await unload_lora_adapter(self, request)
+        if adapter is not None and request.lora_name not in self.lora_requests:
+            task = asyncio.create_task(_remove_when_idle(self.engine_client, adapter.lora_int_id))
+            _removals.add(task)
+            task.add_done_callback(_removals.discard)
+        return result
+
+    return releasing
+
+
+async def _remove_when_idle(client: Any, adapter_id: int) -> None:
+    while _is_running(client, adapter_id):
+        await asyncio.sleep(POLL_SECONDS)
+    await client.remove_lora(adapter_id)
+
+
+def _is_running(client: Any, adapter_id: int) -> bool:
+    states = client.output_processor.request_states.values()
+    return any(s.lora_request is not None and s.lora_request.lora_int_id == adapter_id for s in states)
