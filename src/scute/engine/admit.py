@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from vllm.distributed import get_tp_group
+from vllm.distributed import get_pp_group, get_tp_group
 from vllm.lora.utils import get_adapter_absolute_path
 from vllm.model_executor.models.utils import PPMissingLayer
 
@@ -36,8 +36,9 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
         form = compile_adapter(folder, manager.base_model)
         members = _place(manager, form)
         squares = _square_sums(manager, members)
+        file_bytes = (folder / "adapter_model.safetensors").stat().st_size
         agreement.succeed()
-    _check_capacity(manager, form)
+    _check_capacity(manager, adapter_id, form)
     members = _resolve(members, _reduce(manager, squares))
     with _AllOrNone() as agreement:
         layers = _pack(manager, members)
@@ -47,7 +48,7 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
         manager.pairs.release(adapter_id)  # held by what it replaces in place
         if pair is not None:
             manager.pairs.acquire(pair, adapter_id)
-    return PackedAdapter(form.method, layers, None if pair is None else pair.key, _file_bytes(folder))
+    return PackedAdapter(form.method, layers, None if pair is None else pair.key, file_bytes)
 
 
 def _local_folder(path: str) -> Path:
@@ -62,7 +63,7 @@ def _local_folder(path: str) -> Path:
         ) from error
 
 
-def _check_capacity(manager: "ScuteModelManager", form: AdapterForm) -> None:
+def _check_capacity(manager: "ScuteModelManager", adapter_id: int, form: AdapterForm) -> None:
     """Equal on every rank, so that all refuse alike."""
     limit = manager.lora_config.max_lora_rank
     if form.max_rank > limit:
@@ -73,7 +74,7 @@ def _check_capacity(manager: "ScuteModelManager", form: AdapterForm) -> None:
         )
     pair = _shared_pair(form)
     if pair is not None:
-        manager.make_room_for(pair)
+        manager.make_room_for(pair, adapter_id)
 
 
 def _shared_pair(form: AdapterForm) -> SharedPair | None:
@@ -87,12 +88,26 @@ def _place(manager: "ScuteModelManager", form: AdapterForm) -> LocalMembers:
         place = _find(manager, name, member)
         if place is not None:
             parts.setdefault(place.module, [None] * place.count)[place.index] = member
-    return {module: localize(manager.modules[module], members) for module, members in parts.items()}
+    return {module: _localize(module, manager.modules[module], members) for module, members in parts.items()}
+
+
+def _localize(name: str, layer: Any, members: list[Member | None]) -> list[Member | None]:
+    try:
+        return localize(layer, members)
+    except Refusal:
+        raise
+    except ValueError as error:  # vLLM's own slicers, for fused layers that hold other parts than they have slices
+        raise Refusal(Code.MODULE_UNSUPPORTED, f"its projections cannot be fused into {name}: {error}") from error
 
 
 def _find(manager: "ScuteModelManager", name: str, member: Member) -> Place | None:
     """Place of a projection; None where another pipeline stage has it."""
     renamed = manager.engine_name(name)
+    if manager.uses_mla and renamed.endswith(".kv_b_proj"):
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED,
+            f"it adapts {name}, which vLLM's latent attention absorbs into other weights; train it without that one.",
+        )
     place = manager.places.get(renamed)
     if place is None:
         if manager.pipeline_parallel and _is_on_other_stage(manager.model, renamed):
@@ -201,12 +216,8 @@ def _check_finite(module: str, pieces: list[SliceSlots | None]) -> None:
                 )
 
 
-def _file_bytes(folder: Path) -> int:
-    return (folder / "adapter_model.safetensors").stat().st_size
-
-
 class _AllOrNone:
-    """Runs a step on every tensor-parallel rank and fails on all of them if it failed on one."""
+    """Runs a step on every rank and pipeline stage, and fails on all of them if it failed on one."""
 
     def __enter__(self) -> "_AllOrNone":
         self._done = 0
@@ -216,12 +227,9 @@ class _AllOrNone:
         self._done = 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        group = get_tp_group()
-        if group.world_size == 1:
-            return
         done = torch.tensor([self._done])
-        torch.distributed.all_reduce(done, group=group.cpu_group)
-        if error is None and int(done) != group.world_size:
-            raise Refusal(
-                Code.PEER_RANK_FAILED, "another tensor-parallel rank could not admit it; its message says why."
-            )
+        for group in (get_tp_group(), get_pp_group()):
+            if group.world_size > 1:
+                torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+        if error is None and not int(done):
+            raise Refusal(Code.PEER_RANK_FAILED, "another rank of the engine could not admit it; its message says why.")

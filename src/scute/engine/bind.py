@@ -54,7 +54,7 @@ def bind_compile_key() -> None:
 
 
 def bind_reset() -> None:
-    """When base weights are replaced, DoRA's scales are stale: compile every adapter again."""
+    """When base weights are replaced, DoRA's scales are stale: compute them again."""
     from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
     original = LoRAModelRunnerMixin.reset_lora_state
@@ -62,7 +62,7 @@ def bind_reset() -> None:
     def reset_lora_state(self: Any) -> None:
         original(self)
         if self.lora_config:
-            self.lora_manager.forget_all()
+            self.lora_manager.readmit()
 
     _wrap(LoRAModelRunnerMixin, "reset_lora_state", reset_lora_state)
 

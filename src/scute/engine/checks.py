@@ -10,6 +10,7 @@ from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
 from scute.engine.bind import package_digest
 from scute.engine.layers import ScuteLinear
+from scute.engine.upstream import vllm_version
 from scute.errors import Incompatible
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ def check_config(vllm_config: VllmConfig) -> None:
     for flag, reason in UNSUPPORTED_FLAGS.items():
         if getattr(vllm_config.lora_config, flag, False):
             raise Incompatible(f"Scute cannot serve with --{flag.replace('_', '-')}: {reason}. Leave it out.")
+    for is_on, reason in _unsupported_engines(vllm_config):
+        if is_on:
+            raise Incompatible(f"Scute cannot serve exactly here: {reason}.")
     lora_dtype, dtype = vllm_config.lora_config.lora_dtype, vllm_config.model_config.dtype
     if lora_dtype != dtype:
         raise Incompatible(
@@ -38,6 +42,17 @@ def check_config(vllm_config: VllmConfig) -> None:
             "Scute's expand scales the output of the base GEMM, so it cannot run beside it: unset "
             "VLLM_LORA_ENABLE_DUAL_STREAM."
         )
+
+
+def _unsupported_engines(vllm_config: VllmConfig) -> list[tuple[bool, str]]:
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    sleeps = model.enable_sleep_mode and vllm_version().startswith("0.32.")
+    return [
+        (model.is_encoder_decoder, "the rows of cross attention are not those of the batch in encoder-decoder models"),
+        (cache.kv_sharing_fast_prefill, "--kv-sharing-fast-prefill runs layers on some of the batch's rows"),
+        (sleeps, "sleep mode of vLLM 0.32 discards the slots; use 0.33"),
+        (envs.VLLM_BATCH_INVARIANT, "VLLM_BATCH_INVARIANT asks for sums that do not depend on the size of the batch"),
+    ]
 
 
 def check_layers(manager: "ScuteModelManager") -> None:

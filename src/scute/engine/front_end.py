@@ -4,13 +4,15 @@ vLLM loads an adapter it has not seen in the middle of a step, where an error en
 `add_lora` call first makes the error the caller's.
 """
 
+import contextlib
 import functools
 import inspect
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 from vllm.lora.request import LoRARequest
 
 from scute.engine.checks import check_config
@@ -18,7 +20,7 @@ from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
 from scute.engine.serving import answer_refusals, release_unloaded
 
-_CLIENTS = frozenset({"vllm.entrypoints.llm", "vllm.entrypoints.openai.api_server"})
+_CLIENTS = frozenset({"vllm.v1.engine.llm_engine", "vllm.v1.engine.async_llm", "vllm.entrypoints.openai.api_server"})
 
 
 def bind() -> None:
@@ -70,19 +72,39 @@ def _key(request: LoRARequest) -> tuple[int, str]:
     return request.lora_int_id, request.lora_path
 
 
-def _new_adapter(engine: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> LoRARequest | None:
-    """The adapter of an `add_request` call, if its engine has not admitted it yet."""
-    given = signature.bind(engine, *args, **kwargs).arguments
+def _new_adapter(engine: Any, bound: inspect.BoundArguments) -> LoRARequest | None:
+    """The adapter of an `add_request` call, if its engine has not admitted it yet.
+
+    Raises ValueError where the id is that of another adapter: which of the two answered would depend on eviction.
+    """
+    given = bound.arguments
     request = given.get("lora_request") or getattr(given.get("prompt"), "lora_request", None)
-    if request is None or (_key(request) in _admitted(engine) and not request.load_inplace):
+    if request is None or engine.vllm_config.lora_config is None:
         return None
+    if request.load_inplace:
+        return request
+    if _key(request) in _admitted(engine):
+        return None
+    if request.lora_int_id in {adapter_id for adapter_id, _ in _admitted(engine)}:
+        raise ValueError(
+            f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of its "
+            "own, or set load_inplace to replace it."
+        )
     return request
 
 
 def _remember(engine: Any, request: LoRARequest) -> None:
-    """The adapter is loaded: a step that finds `load_inplace` still set would read the folder again, every time."""
-    _admitted(engine).add(_key(request))
-    request.load_inplace = False
+    admitted = _admitted(engine)
+    admitted -= {key for key in admitted if key[0] == request.lora_int_id}
+    admitted.add(_key(request))
+
+
+def _as_loaded(bound: inspect.BoundArguments) -> inspect.BoundArguments:
+    """The call without `load_inplace`: a step that finds it would read the folder again, every time."""
+    request = bound.arguments.get("lora_request")
+    if request is not None and request.load_inplace:
+        bound.arguments["lora_request"] = msgspec.structs.replace(request, load_inplace=False)
+    return bound
 
 
 def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,14 +112,14 @@ def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(add_request)
     def gated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        adapter = _new_adapter(self, signature, args, kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        adapter = _new_adapter(self, bound)
         if adapter is not None:
-            try:
+            with _refusals():
                 self.add_lora(adapter)
-            except Exception as error:
-                raise find_refusal(str(error)) or error from error
             _remember(self, adapter)
-        return add_request(self, *args, **kwargs)
+            bound = _as_loaded(bound)
+        return add_request(*bound.args, **bound.kwargs)
 
     return gated
 
@@ -107,15 +129,27 @@ def _admit_first_async(add_request: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(add_request)
     async def gated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        adapter = _new_adapter(self, signature, args, kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        adapter = _new_adapter(self, bound)
         if adapter is not None:
-            try:
+            with _refusals():
                 await self.add_lora(adapter)
-            except Exception as error:
-                raise find_refusal(str(error)) or error from error
-        return await add_request(self, *args, **kwargs)
+            bound = _as_loaded(bound)
+        return await add_request(*bound.args, **bound.kwargs)
 
     return gated
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn the engine's error back into the refusal that it carries."""
+    try:
+        yield
+    except Exception as error:
+        refusal = find_refusal(str(error))
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +157,7 @@ def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     async def remembering(self: Any, lora_request: LoRARequest) -> Any:
         result = await add_lora(self, lora_request)
         _remember(self, lora_request)
+        lora_request.load_inplace = False  # the server keeps it for later requests; vLLM 0.33 resets it likewise
         return result
 
     return remembering

@@ -31,9 +31,10 @@ def bind() -> None:
 
 
 def capture_cases(lora_config: Any, compilation_config: Any) -> list[int]:  # noqa: ARG001
+    """The largest first: vLLM estimates the memory of all graphs from the first it captures."""
     if lora_config is None:
         return [NO_ADAPTERS]
-    return [NO_ADAPTERS, low_rank_case(lora_config.max_loras), all_routes_case(lora_config.max_loras)]
+    return [all_routes_case(lora_config.max_loras), low_rank_case(lora_config.max_loras), NO_ADAPTERS]
 
 
 def case_for_dispatch(lora_config: Any, lora_state: Any, req_ids: list[str], dummy_run: bool) -> int:

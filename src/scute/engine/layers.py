@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from vllm.config.lora import LoRAConfig
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
@@ -14,10 +14,11 @@ from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
-    UnquantizedLinearMethod,
 )
 
 import scute.kernels.ops  # noqa: F401  registers torch.ops.scute
+from scute.engine import layer_gemm
+from scute.engine.layer_gemm import has_plain_weight
 from scute.engine.placement import input_range, output_offsets
 from scute.engine.slots import LayerSlots, SharedPairs, Sizes, SliceSlots
 from scute.kernels.plan import BatchPlan
@@ -52,8 +53,9 @@ class ScuteLinear:
         self.shared_in_offset = input_range(self)[0]
         self.shared_out_offsets = torch.tensor(offsets or [0], dtype=torch.int32, device=sizes.device)
         self.rotation_width = sizes.rotation_width if self.accepts_rotation else 0
-        self.has_plain_weight = _has_plain_weight(self.base_layer)
-        self.operator_key = ops_key(self)
+        self.has_plain_weight = has_plain_weight(self.base_layer)
+        if self.rotation_width and not self.has_plain_weight:
+            self.gemm_key = layer_gemm.register(self)
 
     @property
     def accepts_rotation(self: Any) -> bool:
@@ -63,20 +65,13 @@ class ScuteLinear:
     def reset_lora(self, index: int) -> None:
         self.slots.clear(index)
 
-    def set_lora(self: Any, index: int, lora_a: Any, lora_b: Any) -> None:
-        """Plain factors as vLLM's own loader makes them: dummies for warm-up, and adapters of expert layers."""
-        a_parts, b_parts = _as_lists(lora_a), _as_lists(lora_b)
-        if all(a is None or a.shape[0] == 0 for a in a_parts):  # a placeholder; `set_slots` follows
-            return self.reset_lora(index)
-        if len(b_parts) != self.n_slices and self.n_slices > 1:
-            if len(b_parts) == 1:
-                a_parts, b_parts = a_parts * self.n_slices, list(b_parts[0].split(self.base_layer.output_sizes))
-            else:
-                a_parts, b_parts = self.expand_packed_lora(a_parts, b_parts)
-        if self.tp_size > 1:
-            a_parts, b_parts = _slice(self.slice_lora_a, a_parts, self), _slice(self.slice_lora_b, b_parts, self)
-        self.slots.write(index, [_plain_slots(a, b) for a, b in zip(a_parts, b_parts, strict=True)])
-        return None
+    def set_lora(self, index: int, lora_a: Any, lora_b: Any) -> None:  # noqa: ARG002
+        """What vLLM calls with the zeros of a warm-up dummy, or with a placeholder that `set_slots` follows.
+
+        Only the rank matters: kernels then run as long as they would for an adapter, on whatever the slot holds.
+        """
+        parts = lora_a if isinstance(lora_a, list | tuple) else [lora_a]
+        self.slots.mark(index, rank=max((a.shape[0] for a in parts if a is not None), default=0))
 
     def set_slots(self, index: int, pieces: Sequence[SliceSlots | None]) -> None:
         """An adapter's slots, one piece a slice of this layer, sliced and cast by `scute.engine.packing`."""
@@ -88,7 +83,7 @@ class ScuteLinear:
         elif self.has_plain_weight:
             output = self._transformed_gemm(x, bias)
         else:
-            output = torch.ops.scute.layer_linear(x, bias, self.operator_key, sum(self.output_slices))
+            output = torch.ops.scute.layer_gemm(x, bias, self.gemm_key, sum(self.output_slices))
         return self._apply_lora_to_output(x, output)
 
     def _transformed_gemm(self: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,58 +123,3 @@ def _subclass(base: type[BaseLinearLayerWithLoRA]) -> type[BaseLinearLayerWithLo
     made = type(name, (ScuteLinear, base), {"__module__": __name__, "__qualname__": name, "__doc__": base.__doc__})
     globals()[name] = made  # torch.compile's artifacts name classes by import path
     return made
-
-
-def _has_plain_weight(base_layer: nn.Module) -> bool:
-    weight = getattr(base_layer, "weight", None)
-    return isinstance(base_layer.quant_method, UnquantizedLinearMethod) and weight is not None and weight.numel() > 0
-
-
-_LAYERS: dict[str, Any] = {}
-"""Layers whose GEMM only they can run (quantised or repacked weights), by name, for `scute::layer_linear`."""
-
-
-def ops_key(layer: Any) -> str:
-    key: str = layer.base_layer.prefix
-    _LAYERS[key] = layer
-    return key
-
-
-def _layer_linear(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:
-    """The layer's own GEMM where no input transform is live, else once a slice on transformed inputs."""
-    layer = _LAYERS[key]
-    quant_method, slots, plan = layer._get_quant_method(), layer.slots, layer.plan
-    if not plan.live[2].item():
-        return quant_method.apply(layer.base_layer, x, bias)
-    flat = x.flatten(0, -2) if x.ndim > 2 else x
-    inputs = torch.ops.scute.rotate(
-        flat, slots.rotation, slots.width, layer.rotation_width,
-        plan.rows, plan.tiles_small, plan.tiles_large, plan.live,
-    )  # fmt: skip
-    parts = [
-        quant_method.apply(layer.base_layer, inputs[index], bias)[:, slots.starts[index] : slots.starts[index + 1]]
-        for index in range(len(slots.slices))
-    ]
-    return torch.cat(parts, dim=1).view(*x.shape[:-1], out)
-
-
-def _layer_linear_fake(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:  # noqa: ARG001
-    return x.new_empty((*x.shape[:-1], out))
-
-
-_library = torch.library.Library("scute", "FRAGMENT")
-_library.define("layer_linear(Tensor x, Tensor? bias, str key, int out) -> Tensor")
-_library.impl("layer_linear", _layer_linear, "CompositeExplicitAutograd")
-torch.library.register_fake("scute::layer_linear", _layer_linear_fake, lib=_library)
-
-
-def _as_lists(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _slice(slicer: Any, parts: list[Any], layer: Any) -> list[Any]:
-    return [slicer(parts[0])] if layer.n_slices == 1 else slicer(parts)
-
-
-def _plain_slots(a: Tensor | None, b: Tensor | None) -> SliceSlots | None:
-    return None if a is None or b is None else SliceSlots(a=a, b=b.T)

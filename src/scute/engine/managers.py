@@ -38,6 +38,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         vllm_config = kwargs["vllm_config"]
         self.options = Options.read(vllm_config)
         self.base_model = _base_model(vllm_config.model_config)
+        self.uses_mla = vllm_config.model_config.use_mla
         self.pipeline_parallel = vllm_config.parallel_config.pipeline_parallel_size > 1
         self.pairs: SharedPairs | None = None
         self.dummy_ids: set[int] = set()
@@ -84,7 +85,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         outputs = {self.engine_name(n): p.out_features for n, p in self.base_model.projections.items()}
         sizes: dict[str, list[int]] = {}
         for name, layer in layers.items():
-            names = [part for part, place in self.places.items() if place.module == name]
+            names = self.packed_modules.get(name) or [name]
             known = all(part in outputs for part in names)
             sizes[name] = [outputs[part] for part in names] if known else [layer.base_layer.output_size]
         return sizes
@@ -96,25 +97,25 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         renamed: str = parse_fine_tuned_lora_name(f"base_model.model.{name}.lora_A.weight", renames)[0]
         return renamed
 
-    def make_room_for(self, pair: SharedPair) -> None:
-        """Drop cached adapters that vLLM no longer holds until the pair has a place. Raises Refusal."""
+    def make_room_for(self, pair: SharedPair, adapter_id: int) -> None:
+        """Drop cached adapters that vLLM no longer holds until `adapter_id` can have a place. Raises Refusal."""
         if self.pairs is None:
             raise Refusal(
                 Code.CAPACITY_SHARED, "VeRA is switched off: shared_pairs is 0 in additional_config['scute']."
             )
         self.pairs.check_fits(pair)
-        for victim in self.store.victims(keep=set(self._registered_adapters)):
-            if self.pairs.has_room_for(pair):
-                return
-            self.store.drop(victim)
-        if not self.pairs.has_room_for(pair):
+        idle = set(self.store.victims(keep=set(self._registered_adapters))) | {adapter_id}
+        in_the_way = self.pairs.users_in_the_way(pair, idle)
+        if in_the_way is None:
             raise Refusal(
                 Code.CAPACITY_SHARED,
                 f"all {self.options.shared_pairs} places for shared VeRA projections are in use by adapters with other "
                 "projections; raise shared_pairs in additional_config['scute'], or remove an adapter that holds one.",
             )
+        for victim in in_the_way - {adapter_id}:  # what it replaces in place lets go once it is replaced
+            self.store.drop(victim)
 
-    def admit(self, request: LoRARequest) -> LoRAModel:
+    def lora_model_of(self, request: LoRARequest) -> LoRAModel:
         """The adapter of a request as vLLM's caches hold it; from the host store where it is still there."""
         adapter_id, path = request.lora_int_id, request.lora_path
         packed = None if request.load_inplace else self.store.get(adapter_id, path)
@@ -126,6 +127,18 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
             seconds = time.perf_counter() - start
             logger.info("Admitted %s adapter %r in %.2f s", packed.method, request.lora_name, seconds)
         return self._as_lora_model(adapter_id, packed)
+
+    def readmit_dora(self) -> None:
+        """Admit again, now rather than in a step; one that is refused by now is dropped, with its reason in the log."""
+        for adapter_id, path in self.store.paths(method="DoRA"):
+            self.store.drop(adapter_id)
+            try:
+                packed = admit(self, adapter_id, path)
+            except Refusal as refusal:
+                logger.error("Adapter %d is dropped: %s", adapter_id, refusal)
+            else:
+                self.store.put(adapter_id, path, packed, keep=set(self._registered_adapters))
+                graphs.record(adapter_id, low_rank_only=True)
 
     def _as_lora_model(self, adapter_id: int, packed: PackedAdapter) -> LoRAModel:
         """vLLM's record of the adapter: zero-rank factors to page, with the slots attached."""
@@ -164,7 +177,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         super()._set_adapter_mapping(mapping)
         if mapping.type == LoRAMappingType.LANGUAGE:
             ids = np.asarray(mapping.index_mapping, dtype=np.int64)
-            force = not self.dummy_ids.isdisjoint(np.unique(ids).tolist())
+            force = bool(self.dummy_ids) and not self.dummy_ids.isdisjoint(np.unique(ids).tolist())
             self.plan.update(self._slots_of(ids), self._pair_of_slot, self._rotated, force_routes=force)
 
     def _slots_of(self, adapter_ids: np.ndarray) -> np.ndarray:
@@ -197,7 +210,7 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
     _adapter_manager: ScuteModelManager
 
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
-        return self._adapter_manager.admit(lora_request)
+        return self._adapter_manager.lora_model_of(lora_request)
 
     def _apply_adapters(self, lora_requests: set[LoRARequest]) -> None:
         """In order of id: a set of names iterates differently on every rank, and admission is a collective."""
@@ -225,6 +238,6 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         live = self._adapter_manager.plan.live
         live[Route.SHARED], live[Route.ROTATION] = shared, rotation
 
-    def forget_all(self) -> None:
-        """Drop every compiled adapter: the base weights, and so DoRA's scales, have changed."""
-        self._adapter_manager.store.clear()
+    def readmit(self) -> None:
+        """Compile DoRA adapters again: the base weights, and so their scales, have changed."""
+        self._adapter_manager.readmit_dora()

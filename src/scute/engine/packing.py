@@ -44,7 +44,7 @@ def pack(layer: Any, index: int, member: Member, dtype: torch.dtype, options: Op
     rotation, width = _rotation(layer, folded, dtype, options)
     scale = None if folded.scale is None else folded.scale.float()
     shift = _shift(layer, index, folded)
-    return SliceSlots(_host(a), _host(b), scale, shift, d, e, _host(rotation), width)
+    return SliceSlots(_host(a), _host(b), _host(scale), _host(shift), _host(d), _host(e), _host(rotation), width)
 
 
 def _factors(terms: list[Term], dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -112,7 +112,8 @@ def _base_bias(layer: Any, index: int) -> Tensor | None:
 
 
 def _host(tensor: Tensor | None) -> Tensor | None:
-    """Pinned, so that activating the adapter does not wait for its copies."""
-    if tensor is None or not torch.cuda.is_available():
-        return tensor
-    return tensor.pin_memory()
+    """Pinned, so that activating the adapter does not wait for its copies; never a view that keeps more alive."""
+    if tensor is None:
+        return None
+    tensor = tensor.contiguous()
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor

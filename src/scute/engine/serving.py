@@ -6,8 +6,12 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from vllm.logger import init_logger
+
 from scute.engine.refusals import find_refusal
 from scute.errors import Code
+
+logger = init_logger("vllm.scute")
 
 POLL_SECONDS = 0.1
 
@@ -43,16 +47,24 @@ def release_unloaded(unload_lora_adapter: Callable[..., Any]) -> Callable[..., A
         if adapter is not None and request.lora_name not in self.lora_requests:
             task = asyncio.create_task(_remove_when_idle(self.engine_client, adapter.lora_int_id))
             _removals.add(task)
-            task.add_done_callback(_removals.discard)
+            task.add_done_callback(_finish)
         return result
 
     return releasing
 
 
 async def _remove_when_idle(client: Any, adapter_id: int) -> None:
-    while _is_running(client, adapter_id):
+    idle_polls = 0
+    while idle_polls < 2:  # the abort of a request that is gone here may still be on its way to the engine
         await asyncio.sleep(POLL_SECONDS)
+        idle_polls = 0 if _is_running(client, adapter_id) else idle_polls + 1
     await client.remove_lora(adapter_id)
+
+
+def _finish(task: asyncio.Task[None]) -> None:
+    _removals.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("An unloaded adapter was not removed from the engine", exc_info=task.exception())
 
 
 def _is_running(client: Any, adapter_id: int) -> bool:

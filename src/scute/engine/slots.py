@@ -36,11 +36,6 @@ class SliceSlots:
     def rank(self) -> int:
         return 0 if self.a is None else self.a.shape[0]
 
-    @property
-    def num_bytes(self) -> int:
-        tensors = (self.a, self.b, self.scale, self.shift, self.d, self.e, self.rotation)
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
     def table_entry(self) -> tuple[int, int]:
         """(rank, flags), as the kernels read it."""
         present = {
@@ -75,7 +70,6 @@ class LayerSlots:
         for width in slices:
             starts.append(starts[-1] + width)
         self.starts = starts
-        self.in_features = in_features
         self.max_slice = max(slices)
         total, count, rows = starts[-1], len(self.slices), sizes.slots * sizes.max_rank
 
@@ -99,6 +93,12 @@ class LayerSlots:
     def clear(self, slot: int) -> None:
         """Make the slot the identity: kernels read nothing of it."""
         self.table[slot].zero_()
+        self.width[slot].zero_()
+
+    def mark(self, slot: int, rank: int) -> None:
+        """Give the slot plain factors of `rank` on every slice, and nothing else; their values stay as they are."""
+        self.table[slot, :, 0] = rank
+        self.table[slot, :, 1] = 0
         self.width[slot].zero_()
 
     def write(self, slot: int, pieces: Sequence[SliceSlots | None]) -> None:
@@ -157,8 +157,12 @@ class SharedPairs:
                 f"but this base model has at most {self.max_in} and {self.max_out}; was the adapter trained on it?",
             )
 
-    def has_room_for(self, pair: SharedPair) -> bool:
-        return pair.key in self._keys or not all(self._users)
+    def users_in_the_way(self, pair: SharedPair, idle: set[int]) -> set[int] | None:
+        """Which of the `idle` adapters must let go of a place for the pair; None if no place can be had."""
+        if pair.key in self._keys:
+            return set()
+        candidates = sorted((users for users in self._users if users <= idle), key=lambda users: len(users))
+        return set(candidates[0]) if candidates else None
 
     def acquire(self, pair: SharedPair, adapter_id: int) -> None:
         """Make the pair resident if it is not; the adapter holds its place until `release`."""

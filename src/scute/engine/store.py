@@ -1,7 +1,7 @@
 """Compiled adapters in host memory, so that what vLLM evicts comes back without the disk."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scute.engine.packing import PackedAdapter
@@ -41,17 +41,17 @@ class HostStore:
                 break
             self.drop(victim)
 
-    def victims(self, keep: set[int]) -> Iterator[int]:
+    def victims(self, keep: set[int]) -> list[int]:
         """Adapters outside `keep`, least recently used first."""
-        return iter([i for i in self._entries if i not in keep])
+        return [i for i in self._entries if i not in keep]
 
     def drop(self, adapter_id: int) -> None:
         if self._entries.pop(adapter_id, None) is not None:
             self._on_drop(adapter_id)
 
-    def clear(self) -> None:
-        for adapter_id in list(self._entries):
-            self.drop(adapter_id)
+    def paths(self, method: str) -> list[tuple[int, str]]:
+        """(id, folder) of the adapters of one method, least recently used first."""
+        return [(i, e.path) for i, e in self._entries.items() if e.packed.method == method]
 
     @property
     def num_bytes(self) -> int:

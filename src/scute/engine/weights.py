@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
 from vllm.model_executor.layers.quantization.utils.quant_utils import get_and_maybe_dequant_weights
 
 from scute.algebra.form import Member
+from scute.errors import Code, Refusal
 
 CHUNK_ELEMENTS = 1 << 22
-"""Weights that are held in float64 at a time: 32 MiB, since the KV cache already owns the device memory."""
+"""Weights that are held in float64 at a time, 32 MiB: the KV cache owns most of the device memory by now."""
 
 
 def _is_repacked(layer: Any) -> bool:
@@ -36,9 +38,18 @@ def _device(layer: Any) -> torch.device:
 
 
 def dense_weight(layer: Any) -> Tensor:
-    """The weight of a vLLM linear layer on this rank, [out, in], in the layer's own dtype where it is plain."""
+    """The weight of a vLLM linear layer on this rank, [out, in], in the layer's own dtype where it is plain.
+
+    Raises Refusal where vLLM could only recover it through a quantised activation.
+    """
     if _is_repacked(layer):
         return _by_identity(layer)
+    if getattr(layer, "input_scale", None) is not None and not isinstance(layer.quant_method, Fp8LinearMethod):
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED,
+            f"DoRA needs the weight of {layer.prefix}, whose quantisation has static activation scales: it cannot be "
+            "recovered exactly. Serve the adapter on a base without them.",
+        )
     return get_and_maybe_dequant_weights(layer, layer.params_dtype)
 
 
