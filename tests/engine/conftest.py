@@ -11,6 +11,7 @@ import torch
 from scute.engine.offline import Batch, Row, run_apart
 from scute.testing import tiny
 from scute.testing.adapters import AMPLIFIED, write_adapter
+from scute.testing.agreement import agreement, mean_difference
 from scute.testing.oracle import Oracle
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -75,3 +76,62 @@ def serve_mixed(world: World, dtype: str, names: list[str], prompts: list[list[i
 
 def mixed_rows(names: list[str], prompts: list[list[int]]) -> list[tuple[str | None, int]]:
     return [(name, index) for index in range(len(prompts)) for name in [None, *names]]
+
+
+def start(world: World, **options: Any) -> Any:
+    """A `vllm.LLM` that serves the world from this process; `stop` ends its processes."""
+    from vllm import LLM
+
+    return LLM(model=str(world.base), skip_tokenizer_init=True, enable_lora=True, **world.engine(**options))
+
+
+def stop(llm: Any) -> None:
+    llm.llm_engine.engine_core.shutdown()
+
+
+def ask(llm: Any, rows: list[tuple[Any, list[int]]], *, prompt_logprobs: bool = True, max_tokens: int = 6) -> list[Row]:
+    """Serve (LoRARequest or None, prompt) rows in one call; every third row decodes longer than its neighbours.
+
+    Without `prompt_logprobs` a row holds the log-probabilities of its continuation alone, and vLLM may use its
+    prefix cache.
+    """
+    from vllm import SamplingParams
+
+    parameters = [
+        SamplingParams(
+            temperature=0,
+            prompt_logprobs=0 if prompt_logprobs else None,
+            logprobs=0,
+            max_tokens=max_tokens * (1 + 2 * (number % 3 == 2)),
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for number in range(len(rows))
+    ]
+    prompts = [{"prompt_token_ids": prompt} for _, prompt in rows]
+    outputs = llm.generate(prompts, parameters, lora_request=[request for request, _ in rows], use_tqdm=False)
+    return [_row(output) for output in outputs]
+
+
+def _row(output: Any) -> Row:
+    (continuation,) = output.outputs
+    tokens = [*output.prompt_token_ids, *continuation.token_ids]
+    steps = [*(output.prompt_logprobs or [None])[1:], *continuation.logprobs]
+    return Row(
+        tokens=tokens,
+        logprobs=[s[t].logprob for t, s in zip(tokens[-len(steps) :], steps, strict=True)],
+    )
+
+
+def disagreement(world: World, name: str | None, rows: list[Row]) -> float:
+    """Error of an adapter's rows as a share of its effect in the PEFT library; of base rows, in nats a token."""
+    sequences = [row["tokens"] for row in rows]
+    engine = [torch.tensor(row["logprobs"]) for row in rows]
+
+    def reference(folder: Path | None) -> list[torch.Tensor]:
+        whole = world.oracle.logprobs(sequences, folder)
+        return [values[-mine.numel() :] for values, mine in zip(whole, engine, strict=True)]
+
+    if name is None:
+        return mean_difference(engine, reference(None))
+    return agreement(reference(None), reference(Path(world.folders[name])), engine).ratio

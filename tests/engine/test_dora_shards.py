@@ -28,9 +28,7 @@ def scale(sums: torch.Tensor, member: Member) -> np.ndarray:
 
 def part(member: Member, inputs: slice, outputs: slice) -> Member:
     (term,) = member.terms
-    return Member(
-        magnitude=member.magnitude[outputs], terms=(Term(term.a[inputs], term.b[:, outputs], c=term.c),)
-    )
+    return Member(magnitude=member.magnitude[outputs], terms=(Term(term.a[inputs], term.b[:, outputs], c=term.c),))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -59,4 +57,6 @@ def test_the_scale_is_peft_s(layer):
     weight, member = layer
     (term,) = member.terms
     norms = torch.linalg.norm(weight.float() + term.c * (term.a @ term.b).T, dim=1)
-    np.testing.assert_allclose(scale(square_sums(weight, member), member), (member.magnitude / norms).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        scale(square_sums(weight, member), member), (member.magnitude / norms).numpy(), rtol=1e-6
+    )
