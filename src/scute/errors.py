@@ -31,6 +31,7 @@ class Code(StrEnum):
     CAPACITY_RANK = "capacity.rank"
     CAPACITY_ROTATION = "capacity.rotation"
     CAPACITY_SHARED = "capacity.shared"
+    CAPACITY_HOST = "capacity.host"
     PEER_RANK_FAILED = "peer.failed"
 
 

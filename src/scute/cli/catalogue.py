@@ -109,6 +109,10 @@ CATALOGUE: dict[Code, Entry] = {
         "VeRA is switched off, its rank exceeds shared_rank, or all shared_pairs places are taken.",
         "Raise shared_rank or shared_pairs in additional_config['scute'], or unload an adapter that holds a place.",
     ),
+    Code.CAPACITY_HOST: Entry(
+        "The files of all admitted adapters would exceed host_memory_gib.",
+        "Raise host_memory_gib in additional_config['scute'], or unload an adapter.",
+    ),
     Code.PEER_RANK_FAILED: Entry(
         "Another tensor-parallel rank could not admit the adapter, so no rank does.",
         "Read the log of the other ranks; the same files must be on every host.",

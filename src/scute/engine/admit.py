@@ -39,6 +39,7 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
         file_bytes = (folder / "adapter_model.safetensors").stat().st_size
         agreement.succeed()
     _check_capacity(manager, adapter_id, form)
+    manager.store.check_fits(adapter_id, file_bytes)
     members = _resolve(members, _reduce(manager, squares))
     with _AllOrNone() as agreement:
         layers = _pack(manager, members)
@@ -74,7 +75,7 @@ def _check_capacity(manager: "ScuteModelManager", adapter_id: int, form: Adapter
         )
     pair = _shared_pair(form)
     if pair is not None:
-        manager.make_room_for(pair, adapter_id)
+        manager.check_room_for(pair, adapter_id)
 
 
 def _shared_pair(form: AdapterForm) -> SharedPair | None:

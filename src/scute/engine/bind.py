@@ -18,6 +18,7 @@ def bind() -> None:
     bind_compile_key()
     bind_reset()
     bind_graphs()
+    bind_prefix_cache()
     bind_front_end()
 
 
@@ -72,6 +73,13 @@ def bind_graphs() -> None:
     from scute.engine import graphs
 
     graphs.bind()
+
+
+def bind_prefix_cache() -> None:
+    """Key cached prefixes on the load of an adapter too, not on its name and path alone."""
+    from scute.engine import prefix_cache
+
+    prefix_cache.bind()
 
 
 def bind_front_end() -> None:

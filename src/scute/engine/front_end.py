@@ -101,9 +101,11 @@ def _remember(engine: Any, request: LoRARequest) -> None:
 
 def _as_loaded(bound: inspect.BoundArguments) -> inspect.BoundArguments:
     """The call without `load_inplace`: a step that finds it would read the folder again, every time."""
-    request = bound.arguments.get("lora_request")
+    request, prompt = bound.arguments.get("lora_request"), bound.arguments.get("prompt")
     if request is not None and request.load_inplace:
         bound.arguments["lora_request"] = msgspec.structs.replace(request, load_inplace=False)
+    if prompt is not None and getattr(prompt, "lora_request", None) is not None:
+        prompt.lora_request = msgspec.structs.replace(prompt.lora_request, load_inplace=False)
     return bound
 
 

@@ -23,7 +23,7 @@ from scute.engine.options import Options
 from scute.engine.packing import PackedAdapter
 from scute.engine.placement import index_places
 from scute.engine.slots import SharedPairs, Sizes
-from scute.engine.store import HostStore
+from scute.engine.store import HostStore, half_of_memory_gib
 from scute.errors import Code, Incompatible, Refusal
 from scute.kernels.plan import BatchPlan
 from scute.kernels.routes import Route
@@ -43,17 +43,21 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         self.pairs: SharedPairs | None = None
         self.dummy_ids: set[int] = set()
         super().__init__(*args, **kwargs)
-        self.store = HostStore(int(self.options.host_memory_gib * 2**30), self._forget)
+        budget = self.options.host_memory_gib
+        self.store = HostStore(half_of_memory_gib() if budget is None else budget, self._forget)
 
     def _create_lora_modules(self) -> None:
-        """Wrap the projections; embeddings and heads only where --lora-target-modules asks for them.
+        """Wrap the projections, but neither embeddings nor heads. Raises Incompatible.
 
-        vLLM maps their rows by request, which is wrong for prompt log-probabilities and speculative decoding, and
+        vLLM maps a head's rows by request, which is wrong for prompt log-probabilities and speculative decoding, and
         every adapter row pays a wrapped head.
         """
-        if self.lora_config.target_modules is None:
-            names = get_supported_lora_modules(self.model)
-            self.supported_lora_modules = [n for n in names if n not in self.model.embedding_modules]
+        embeddings = set(self.model.embedding_modules)
+        asked = embeddings.intersection(self.lora_config.target_modules or ())
+        if asked:
+            raise Incompatible(f"Scute adapts no embeddings or heads: leave {min(asked)} out of --lora-target-modules.")
+        names = get_supported_lora_modules(self.model)
+        self.supported_lora_modules = [name for name in names if name not in embeddings]
         super()._create_lora_modules()
         self.places = index_places(self.packed_modules, self.modules)
         self._allocate()
@@ -97,23 +101,19 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         renamed: str = parse_fine_tuned_lora_name(f"base_model.model.{name}.lora_A.weight", renames)[0]
         return renamed
 
-    def make_room_for(self, pair: SharedPair, adapter_id: int) -> None:
-        """Drop cached adapters that vLLM no longer holds until `adapter_id` can have a place. Raises Refusal."""
+    def check_room_for(self, pair: SharedPair, adapter_id: int) -> None:
+        """Raises Refusal if the pair can have no place; adapters that are admitted keep theirs until removed."""
         if self.pairs is None:
             raise Refusal(
                 Code.CAPACITY_SHARED, "VeRA is switched off: shared_pairs is 0 in additional_config['scute']."
             )
         self.pairs.check_fits(pair)
-        idle = set(self.store.victims(keep=set(self._registered_adapters))) | {adapter_id}
-        in_the_way = self.pairs.users_in_the_way(pair, idle)
-        if in_the_way is None:
+        if not self.pairs.has_room_for(pair, adapter_id):
             raise Refusal(
                 Code.CAPACITY_SHARED,
                 f"all {self.options.shared_pairs} places for shared VeRA projections are in use by adapters with other "
-                "projections; raise shared_pairs in additional_config['scute'], or remove an adapter that holds one.",
+                "projections; raise shared_pairs in additional_config['scute'], or unload an adapter that holds one.",
             )
-        for victim in in_the_way - {adapter_id}:  # what it replaces in place lets go once it is replaced
-            self.store.drop(victim)
 
     def lora_model_of(self, request: LoRARequest) -> LoRAModel:
         """The adapter of a request as vLLM's caches hold it; from the host store where it is still there."""
@@ -122,7 +122,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         if packed is None:
             start = time.perf_counter()
             packed = admit(self, adapter_id, path)
-            self.store.put(adapter_id, path, packed, keep=set(self._registered_adapters))
+            self.store.put(adapter_id, path, packed)
             graphs.record(adapter_id, low_rank_only=packed.pair_key is None and not packed.rotates)
             seconds = time.perf_counter() - start
             logger.info("Admitted %s adapter %r in %.2f s", packed.method, request.lora_name, seconds)
@@ -137,7 +137,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
             except Refusal as refusal:
                 logger.error("Adapter %d is dropped: %s", adapter_id, refusal)
             else:
-                self.store.put(adapter_id, path, packed, keep=set(self._registered_adapters))
+                self.store.put(adapter_id, path, packed)
                 graphs.record(adapter_id, low_rank_only=True)
 
     def _as_lora_model(self, adapter_id: int, packed: PackedAdapter) -> LoRAModel:
@@ -209,12 +209,32 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
     _manager_cls = ScuteModelManager
     _adapter_manager: ScuteModelManager
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._running: set[int] = set()  # adapters of the last step
+        self._leaving: set[int] = set()  # removed while they ran: kept for as long as they do
+        self._in_step = False
+
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
+        if lora_request.lora_int_id in self._leaving and not self._in_step:
+            self._leave(lora_request.lora_int_id)
         return self._adapter_manager.lora_model_of(lora_request)
 
     def _apply_adapters(self, lora_requests: set[LoRARequest]) -> None:
         """In order of id: a set of names iterates differently on every rank, and admission is a collective."""
-        super()._apply_adapters(sorted(filter(None, lora_requests), key=lambda r: r.lora_int_id))
+        ordered = sorted(filter(None, lora_requests), key=lambda request: request.lora_int_id)
+        self._running = {request.lora_int_id for request in ordered}
+        for adapter_id in self._leaving - self._running:
+            self._leave(adapter_id)
+        self._in_step = True
+        try:
+            super()._apply_adapters(ordered)
+        finally:
+            self._in_step = False
+
+    def _leave(self, adapter_id: int) -> None:
+        self._leaving.discard(adapter_id)
+        self._adapter_manager.store.drop(adapter_id)
 
     def create_lora_manager(self, model: Any, vllm_config: Any) -> Any:
         checks.check_config(vllm_config)
@@ -230,7 +250,10 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         return added
 
     def remove_adapter(self, adapter_id: int) -> bool:
-        self._adapter_manager.store.drop(adapter_id)
+        if adapter_id in self._running:
+            self._leaving.add(adapter_id)
+        else:
+            self._leave(adapter_id)
         return super().remove_adapter(adapter_id)
 
     def force_routes(self, *, shared: bool, rotation: bool) -> None:

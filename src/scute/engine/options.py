@@ -17,8 +17,8 @@ class Options(BaseModel):
     and (IA)3 on the inputs of a feed-forward that is not gated.
     shared_pairs: how many different pairs of shared factors (VeRA projections) may be resident; 0 refuses VeRA.
     shared_rank: largest rank of a shared pair.
-    host_memory_gib: compiled adapters beyond `max_cpu_loras` that are kept in host memory, by size of their files,
-    so that an adapter evicted from vLLM's cache is not read from disk in the middle of a step.
+    host_memory_gib: how much all admitted adapters may take in host memory, by size of their files; half of the
+    machine's memory if not given. An adapter beyond it is refused: it would have to be read in the middle of a step.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,7 +26,7 @@ class Options(BaseModel):
     rotation_width: int = Field(default=32, ge=0, le=128)
     shared_pairs: int = Field(default=4, ge=0)
     shared_rank: int = Field(default=256, ge=1)
-    host_memory_gib: float = Field(default=16.0, ge=0)
+    host_memory_gib: float | None = Field(default=None, ge=0)
 
     @classmethod
     def read(cls, vllm_config: "VllmConfig") -> "Options":

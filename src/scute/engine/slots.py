@@ -157,12 +157,9 @@ class SharedPairs:
                 f"but this base model has at most {self.max_in} and {self.max_out}; was the adapter trained on it?",
             )
 
-    def users_in_the_way(self, pair: SharedPair, idle: set[int]) -> set[int] | None:
-        """Which of the `idle` adapters must let go of a place for the pair; None if no place can be had."""
-        if pair.key in self._keys:
-            return set()
-        candidates = sorted((users for users in self._users if users <= idle), key=lambda users: len(users))
-        return set(candidates[0]) if candidates else None
+    def has_room_for(self, pair: SharedPair, adapter_id: int) -> bool:
+        """Whether the pair is resident or has a place; what `adapter_id` holds alone counts as free."""
+        return pair.key in self._keys or any(users <= {adapter_id} for users in self._users)
 
     def acquire(self, pair: SharedPair, adapter_id: int) -> None:
         """Make the pair resident if it is not; the adapter holds its place until `release`."""

@@ -1,10 +1,18 @@
 """Compiled adapters in host memory, so that what vLLM evicts comes back without the disk."""
 
-from collections import OrderedDict
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from scute.engine.packing import PackedAdapter
+from scute.errors import Code, Refusal
+
+GIB = 2**30
+
+
+def half_of_memory_gib() -> float:
+    """Half of this machine's memory, in GiB."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,45 +22,38 @@ class Entry:
 
 
 class HostStore:
-    """Least recently used adapters are dropped once the files of the others exceed the budget.
+    """Every admitted adapter, until it is removed: one that is dropped earlier would be read from disk in a step.
 
-    The budget counts bytes of files, not of shards: it must drop the same adapters on every tensor-parallel rank,
-    because compiling a DoRA adapter again is a collective.
+    The budget counts bytes of files, not of shards, so that every rank refuses the same adapters.
     """
 
-    def __init__(self, budget_bytes: int, on_drop: Callable[[int], None]) -> None:
-        self._budget = budget_bytes
+    def __init__(self, budget_gib: float, on_drop: Callable[[int], None]) -> None:
+        self._budget_gib = budget_gib
         self._on_drop = on_drop
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._entries: dict[int, Entry] = {}
+
+    def check_fits(self, adapter_id: int, num_bytes: int) -> None:
+        """Raises Refusal if an adapter of this size cannot be kept beside the others."""
+        others = sum(e.packed.file_bytes for i, e in self._entries.items() if i != adapter_id)
+        if others + num_bytes > self._budget_gib * GIB:
+            raise Refusal(
+                Code.CAPACITY_HOST,
+                f"the files of all adapters would exceed host_memory_gib {self._budget_gib:.1f}; raise it in "
+                "additional_config['scute'], or unload an adapter.",
+            )
 
     def get(self, adapter_id: int, path: str) -> PackedAdapter | None:
         entry = self._entries.get(adapter_id)
-        if entry is None or entry.path != path:
-            return None
-        self._entries.move_to_end(adapter_id)
-        return entry.packed
+        return None if entry is None or entry.path != path else entry.packed
 
-    def put(self, adapter_id: int, path: str, packed: PackedAdapter, keep: set[int]) -> None:
-        """Add or replace an adapter; then drop others, oldest first and none of `keep`, until the budget holds."""
+    def put(self, adapter_id: int, path: str, packed: PackedAdapter) -> None:
+        """Add or replace an adapter."""
         self._entries[adapter_id] = Entry(path, packed)
-        self._entries.move_to_end(adapter_id)
-        for victim in self.victims(keep | {adapter_id}):
-            if self.num_bytes <= self._budget:
-                break
-            self.drop(victim)
-
-    def victims(self, keep: set[int]) -> list[int]:
-        """Adapters outside `keep`, least recently used first."""
-        return [i for i in self._entries if i not in keep]
 
     def drop(self, adapter_id: int) -> None:
         if self._entries.pop(adapter_id, None) is not None:
             self._on_drop(adapter_id)
 
     def paths(self, method: str) -> list[tuple[int, str]]:
-        """(id, folder) of the adapters of one method, least recently used first."""
+        """(id, folder) of the adapters of one method, in the order of admission."""
         return [(i, e.path) for i, e in self._entries.items() if e.packed.method == method]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(e.packed.file_bytes for e in self._entries.values())

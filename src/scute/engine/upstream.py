@@ -70,6 +70,7 @@ USES: dict[str, str] = {
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.apply": "_apply_sync",
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_base_forward": "_apply_lora_to_output",
     f"{_WORKER}:LRUCacheWorkerLoRAManager.add_adapter": "_load_adapter",
+    "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys": "_gen_lora_extra_hash_keys",
     f"{_MANAGER}:LoRAModelManager.set_adapter_mapping": "_set_adapter_mapping",
 }
 """Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
