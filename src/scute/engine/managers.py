@@ -216,8 +216,9 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         self._in_step = False
 
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
-        if lora_request.lora_int_id in self._leaving and not self._in_step:
-            self._leave(lora_request.lora_int_id)
+        if not self._in_step:  # an admission: what was removed makes room, though a last step may not have told
+            for adapter_id in list(self._leaving):
+                self._leave(adapter_id)
         return self._adapter_manager.lora_model_of(lora_request)
 
     def _apply_adapters(self, lora_requests: set[LoRARequest]) -> None:
