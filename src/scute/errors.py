@@ -35,6 +35,10 @@ class Code(StrEnum):
     PEER_RANK_FAILED = "peer.failed"
 
 
+LONGEST = 1200
+"""Characters of a refusal's sentence."""
+
+
 class Refusal(ValueError):
     """An adapter that cannot be served exactly.
 
@@ -43,12 +47,19 @@ class Refusal(ValueError):
     """
 
     def __init__(self, code: Code, sentence: str) -> None:
-        super().__init__(f"[scute:{code}] {sentence}")
         self.code = code
-        self.sentence = sentence
+        self.sentence = _printable(sentence)
+        super().__init__(f"[scute:{code}] {self.sentence}")
 
     def __reduce__(self) -> tuple[type["Refusal"], tuple[Code, str]]:
         return Refusal, (self.code, self.sentence)
+
+
+def _printable(text: str) -> str:
+    """One line of at most LONGEST characters that any encoding and any terminal takes: names come from files."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 class Incompatible(RuntimeError):

@@ -232,7 +232,7 @@ BAD_CONFIGS = [
     ("lora_only", {"bias": "none"}, Code.TENSOR_LEFT_OVER, f"{Q}.base_layer.bias"),
     ("bias_all", {"bias": "lora_only"}, Code.TENSOR_LEFT_OVER, "o_proj.bias"),
     ("dora", {"use_dora": False}, Code.TENSOR_LEFT_OVER, "lora_magnitude_vector"),
-    ("vera", {"r": 8}, Code.TENSOR_SHAPE, "base_model.vera_A"),
+    ("vera", {"r": 8}, Code.TENSOR_SHAPE, "vera_lambda_d"),
 ]
 
 

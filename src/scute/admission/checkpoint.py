@@ -78,7 +78,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             raise Refusal(Code.FOLDER_MISSING, f"{folder} is not a folder. Give the folder that holds {CONFIG_FILE}.")
         return Checkpoint(_read_config(folder / CONFIG_FILE), Tensors(_read_tensors(folder)))
     except OSError as error:
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{folder} cannot be read: {error}.") from error
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{folder} cannot be read: {error.strerror or error}.") from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:

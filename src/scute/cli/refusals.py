@@ -15,8 +15,9 @@ An adapter that cannot be served exactly is refused, and the engine goes on with
 or the field. Over HTTP it is a 400; in Python it is `scute.errors.Refusal`, a `ValueError`, with `.code` and
 `.sentence`. Codes do not change between releases; sentences may.
 
-`scute inspect FOLDER --base MODEL` tells without an engine whether a folder is refused, but for the codes that start
-with `capacity.` or `peer.`, which depend on how the engine was started.
+`scute inspect FOLDER --base MODEL` tells without an engine whether a folder is refused, but for what depends on how
+the engine was started: codes that start with `capacity.` or `peer.`, a projection that the engine does not adapt
+(`module.unsupported`), and a value that its dtype does not hold (`tensor.not_finite`).
 
 This page is made by `scute refusals --markdown > docs/refusals.md`.
 """

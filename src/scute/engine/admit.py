@@ -43,8 +43,8 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
     members = _resolve(members, _reduce(manager, squares))
     with _AllOrNone() as agreement:
         layers = _pack(manager, members)
+        _check_pair_finite(pair := _shared_pair(form), manager.lora_config.lora_dtype)
         agreement.succeed()
-    pair = _shared_pair(form)
     if manager.pairs is not None:
         manager.pairs.release(adapter_id)  # held by what it replaces in place
         if pair is not None:
@@ -97,7 +97,10 @@ def _localize(name: str, layer: Any, members: list[Member | None]) -> list[Membe
         return localize(layer, members)
     except Refusal:
         raise
-    except ValueError as error:  # vLLM's own slicers, for fused layers that hold other parts than they have slices
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # vLLM's own slicers, for fused layers that hold other parts than they have slices
         raise Refusal(Code.MODULE_UNSUPPORTED, f"its projections cannot be fused into {name}: {error}") from error
 
 
@@ -133,7 +136,9 @@ def _find(manager: "ScuteModelManager", name: str, member: Member) -> Place | No
         )
     if any(t.pair is not None for t in member.terms) and layer.pairs is None and manager.pairs is not None:
         raise Refusal(
-            Code.MODULE_UNSUPPORTED, f"it has shared factors on {name}, whose shards are not one run of outputs."
+            Code.MODULE_UNSUPPORTED,
+            f"it has shared factors on {name}, whose shards are not one run of outputs; serve it without tensor "
+            "parallelism.",
         )
     return place
 
@@ -212,9 +217,14 @@ def _check_finite(module: str, pieces: list[SliceSlots | None]) -> None:
             if tensor is not None and not torch.isfinite(tensor).all():
                 raise Refusal(
                     Code.TENSOR_NOT_FINITE,
-                    f"slot {slot} of {module} is not finite in {tensor.dtype}; serve with --dtype bfloat16, or check "
-                    "the adapter (a DoRA column whose weight is zero has no norm).",
+                    f"slot {slot} of {module} is not finite in {tensor.dtype}; serve with a --dtype that holds it, or "
+                    "check the adapter (a DoRA column whose weight is zero has no norm).",
                 )
+
+
+def _check_pair_finite(pair: SharedPair | None, dtype: torch.dtype) -> None:
+    if pair is not None and not all(torch.isfinite(factor.to(dtype)).all() for factor in (pair.a, pair.b)):
+        raise Refusal(Code.TENSOR_NOT_FINITE, f"its shared factors are not finite in {dtype}; check the adapter.")
 
 
 class _AllOrNone:

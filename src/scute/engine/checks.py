@@ -56,12 +56,14 @@ def _unsupported_engines(vllm_config: VllmConfig) -> list[tuple[bool, str]]:
 
 
 def check_layers(manager: "ScuteModelManager") -> None:
-    """Raises Incompatible if a linear layer was wrapped by another class than Scute's."""
+    """Raises Incompatible if a layer is not what adapters were made for, or was wrapped by another class."""
     foreign = [
         name
         for name, layer in manager.modules.items()
         if isinstance(layer, BaseLinearLayerWithLoRA) and not isinstance(layer, ScuteLinear)
     ]
+    if any(hasattr(module, "permute_qk_weight_for_rotary") for module in manager.model.modules()):
+        raise Incompatible("vLLM reorders the rows of q and k when it loads this model; adapters would not fit them.")
     if foreign:
         raise Incompatible(f"{foreign[0]} was wrapped by {type(manager.modules[foreign[0]]).__name__}, not by Scute.")
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from scute.admission.methods.oft import MAX_WIDTH
 from scute.errors import Incompatible
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rotation_width: int = Field(default=32, ge=0, le=128)
+    rotation_width: int = Field(default=32, ge=0, le=MAX_WIDTH)
     shared_pairs: int = Field(default=4, ge=0)
     shared_rank: int = Field(default=256, ge=1)
     host_memory_gib: float | None = Field(default=None, ge=0)

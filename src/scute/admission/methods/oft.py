@@ -31,6 +31,8 @@ from scute.errors import Code, Refusal
 
 WEIGHT = "oft_R.weight"
 NEW_SERIES = Version("0.18.0")
+MAX_WIDTH = 128
+"""Widest block of R that any engine can be given room for."""
 
 
 class OftConfig(AdapterConfig):
@@ -77,7 +79,7 @@ def _member(config: OftConfig, site: Site, last_twice: bool) -> Member:
     if config.use_cayley_neumann:
         blocks = neumann(skew, config.num_cayley_neumann_terms, last_twice=last_twice)
     else:
-        blocks = cayley(skew)
+        blocks = _cayley_of(site, skew)
     count = site.projection.in_features // width
     blocks = blocks.expand(count, width, width).to(torch.promote_types(packed.dtype, torch.float32)).contiguous()
     return Member(rotation=Rotation(blocks), bias=Bias(replaced=take_base_bias(site, config.bias)))
@@ -96,6 +98,10 @@ def _take_packed(config: OftConfig, site: Site) -> tuple[Tensor, int]:
             f"{site.name(WEIGHT)} has shape {list(packed.shape)}; expected [{blocks}, width (width - 1) / 2] "
             f"for a width that divides in = {in_features}.",
         )
+    if width > MAX_WIDTH:
+        raise Refusal(
+            Code.CAPACITY_ROTATION, f"{site.name(WEIGHT)} has blocks of {width}; at most {MAX_WIDTH} can be served."
+        )
     return packed, width
 
 
@@ -111,6 +117,15 @@ def _constrain(skew: Tensor, eps: float) -> Tensor:
     limit = eps / torch.sqrt(torch.tensor(float(skew.shape[0]), dtype=torch.float32))
     norm = torch.linalg.vector_norm(skew, dim=(1, 2), keepdim=True)
     return torch.where(norm <= limit, skew, limit.double() * (skew / norm))
+
+
+def _cayley_of(site: Site, skew: Tensor) -> Tensor:
+    try:
+        return cayley(skew)
+    except RuntimeError as error:  # torch.linalg.LinAlgError
+        raise Refusal(
+            Code.TENSOR_NOT_FINITE, f"{site.name(WEIGHT)} is too large for its Cayley transform to exist: {error}."
+        ) from error
 
 
 def cayley(skew: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class VeraConfig(AdapterConfig):
 
 
 def build(config: VeraConfig, sites: Mapping[str, Site], base: BaseModel, tensors: Tensors) -> dict[str, Member]:
+    vectors = {module: _take_vectors(config, site) for module, site in sites.items()}  # before r sizes anything
     projections = [site.projection for site in sites.values()]
     shape_a = (config.r, max(p.in_features for p in projections))
     shape_b = (max(p.out_features for p in projections), config.r)
@@ -50,16 +51,20 @@ def build(config: VeraConfig, sites: Mapping[str, Site], base: BaseModel, tensor
     else:
         factors = _generated(config.projection_prng_key, shape_a, shape_b, base.dtype)
     pair = _pair(*factors)
-    return {module: _member(config, site, pair) for module, site in sites.items()}
+    return {module: _member(config, site, pair, *vectors[module]) for module, site in sites.items()}
 
 
-def _member(config: VeraConfig, site: Site, pair: SharedPair) -> Member:
+def _take_vectors(config: VeraConfig, site: Site) -> tuple[Tensor, Tensor]:
+    return site.take("vera_lambda_d", config.r), site.take("vera_lambda_b", site.projection.out_features)
+
+
+def _member(config: VeraConfig, site: Site, pair: SharedPair, d: Tensor, e: Tensor) -> Member:
     projection = site.projection
     term = Term(
         a=pair.a[: projection.in_features],
         b=pair.b[:, : projection.out_features],
-        d=site.take("vera_lambda_d", config.r),
-        e=site.take("vera_lambda_b", projection.out_features),
+        d=d,
+        e=e,
         a_owner=Owner.SHARED,
         b_owner=Owner.SHARED,
         pair=pair,
