@@ -222,12 +222,14 @@ def test_two_engines_in_one_process_are_apart():
 
 
 def answer_to(result: Any) -> Any:
+    request = SimpleNamespace(lora_name="mine")
+
     class Models:
-        async def load_lora_adapter(self, request: str) -> Any:
-            assert request == "request"
+        async def load_lora_adapter(self, request: Any) -> Any:
+            assert request.lora_name == "mine"
             return result
 
-    return asyncio.run(serving.answer_refusals(Models.load_lora_adapter)(Models(), "request"))
+    return asyncio.run(serving.answer_refusals(Models.load_lora_adapter)(Models(), request=request))
 
 
 def test_a_refused_load_is_a_bad_request():
@@ -235,13 +237,21 @@ def test_a_refused_load_is_a_bad_request():
     answer = answer_to(
         create_error_response(message, err_type="InternalServerError", status_code=HTTPStatus.INTERNAL_SERVER_ERROR)
     )
-    assert (answer.error.code, answer.error.type, answer.error.message) == (400, "BadRequestError", str(REFUSAL))
+    assert (answer.error.code, answer.error.type, answer.error.message) == (
+        400,
+        "BadRequestError",
+        f"{REFUSAL} (adapter 'mine')",
+    )
 
 
 def test_a_folder_that_is_not_there_stays_not_found():
     missing = Refusal(Code.FOLDER_MISSING, "/nowhere is not a folder.")
     answer = answer_to(create_error_response(str(missing), status_code=HTTPStatus.INTERNAL_SERVER_ERROR))
-    assert (answer.error.code, answer.error.type, answer.error.message) == (404, "NotFoundError", str(missing))
+    assert (answer.error.code, answer.error.type, answer.error.message) == (
+        404,
+        "NotFoundError",
+        f"{missing} (adapter 'mine')",
+    )
 
 
 def test_another_failure_of_a_load_stays_what_it_is():

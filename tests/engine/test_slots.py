@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from scute.algebra.form import SharedPair
 from scute.engine.layers import ScuteLinear
+from scute.engine.managers import _base_model
 from scute.engine.packing import PackedAdapter
 from scute.engine.slots import LayerSlots, SharedPairs, Sizes, SliceSlots
 from scute.engine.store import GIB, HostStore
@@ -243,3 +245,9 @@ def test_a_dummy_of_another_shard_s_size_sets_the_rank_alone(layer):
     assert layer.table[0].tolist() == [[2, 0], [2, 0]]
     ScuteLinear.set_lora(stub, 0, torch.empty(0, 1), torch.empty(1, 0))
     assert not layer.table[0].any()
+
+
+def test_a_redrawn_pair_goes_through_the_dtype_that_is_served():
+    config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config.dtype = torch.bfloat16
+    assert _base_model(SimpleNamespace(hf_config=config, dtype=torch.float32)).dtype is torch.float32

@@ -50,7 +50,7 @@ class BaseModel:
 
     projections: module name to shape, in the order of `named_modules()` (VeRA's regeneration needs it).
     gated_up: down projection to the up projection whose output it multiplies into, for gated MLPs only:
-    down(act(gate(x)) * up(x)). dtype: what the base weights are stored in (VeRA's regenerated pair is
+    down(act(gate(x)) * up(x)). dtype: what the base weights are served in (VeRA's regenerated pair is
     rounded through it). output_head: the projection to the vocabulary, which "all-linear" leaves out.
     embeddings: the names of the embeddings; none of them can be served.
     """

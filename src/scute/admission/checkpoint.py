@@ -75,10 +75,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Read the folder; never unpickles. Refuses FOLDER_MISSING, FOLDER_PICKLE or FOLDER_UNREADABLE."""
     try:
         if not folder.is_dir():
-            raise Refusal(Code.FOLDER_MISSING, f"{folder} is not a folder. Give the folder that holds {CONFIG_FILE}.")
+            raise Refusal(
+                Code.FOLDER_MISSING,
+                f"the folder {folder.name!r} is not there: {folder}. Give the folder that holds {CONFIG_FILE}.",
+            )
         return Checkpoint(_read_config(folder / CONFIG_FILE), Tensors(_read_tensors(folder)))
     except OSError as error:
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{folder} cannot be read: {error.strerror or error}.") from error
+        raise Refusal(
+            Code.FOLDER_UNREADABLE, f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
+        ) from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -86,9 +91,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path} is not readable as JSON: {error}.") from error
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is not readable as JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path} holds a {type(config).__name__}; expected a JSON object.")
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} holds a {type(config).__name__}; expected a JSON object.")
     return config
 
 
@@ -97,22 +102,25 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise Refusal(
             Code.FOLDER_PICKLE,
-            f"{folder} has {PICKLE_FILE} and no {TENSOR_FILE}. A pickle can run code, so it is not read. "
-            "Load the adapter in PEFT and call save_pretrained again.",
+            f"the folder {folder.name!r} has {PICKLE_FILE} and no {TENSOR_FILE}. A pickle can run code, so it is not "
+            "read. Load the adapter in PEFT and call save_pretrained again.",
         )
     _require_file(path)
     try:
         tensors: dict[str, Tensor] = load_file(path, device="cpu")
     except (SafetensorError, ValueError, AttributeError, KeyError) as error:
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path} is cut off or damaged: {error}. Copy it again.") from error
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is cut off or damaged: {error}. Copy it again.") from error
     return tensors
 
 
 def _require_file(path: Path) -> None:
     if not path.exists():
-        raise Refusal(Code.FOLDER_MISSING, f"{path.parent} has no {path.name}. Is it the folder of a PEFT adapter?")
+        raise Refusal(
+            Code.FOLDER_MISSING,
+            f"the folder {path.parent.name!r} has no {path.name}. Is it the folder of a PEFT adapter?",
+        )
     if not path.is_file():
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path} is not a file.")
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is not a file.")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -12,8 +12,8 @@ INTRODUCTION = """\
 
 An adapter that cannot be served exactly is refused, and the engine goes on without it. The error starts with
 `[scute:<code>]`, so that a client can match on the code, and goes on with a sentence that names the file, the tensor
-or the field. Over HTTP it is a 400; in Python it is `scute.errors.Refusal`, a `ValueError`, with `.code` and
-`.sentence`. Codes do not change between releases; sentences may.
+or the field. Over HTTP it is a 400 (404 for `folder.missing`); in Python it is `scute.errors.Refusal`, a `ValueError`,
+with `.code` and `.sentence`. Codes do not change between releases; sentences may.
 
 `scute inspect FOLDER --base MODEL` tells without an engine whether a folder is refused, but for what depends on how
 the engine was started: codes that start with `capacity.` or `peer.`, a projection that the engine does not adapt

@@ -28,7 +28,10 @@ def demo(
         print(to_json(rows))
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(to_table(rows))
-    raise typer.Exit(code=0 if all(row.within_bound for row in rows) else 1)
+    wrong = [row.name for row in rows if not row.within_bound]
+    if wrong:
+        print(f"{len(wrong)} of {len(rows)} rows out of bound: {', '.join(wrong)}", file=sys.stderr)
+    raise typer.Exit(code=1 if wrong else 0)
 
 
 def _with_progress(cache: Path) -> list[Row]:

@@ -59,8 +59,8 @@ def _local_folder(path: str) -> Path:
     except OSError as error:
         raise Refusal(
             Code.FOLDER_MISSING,
-            f"{path} is no folder here, and cannot be fetched as a repository either: {error}. Give the folder that "
-            "holds adapter_config.json.",
+            f"{path!r} is no folder under {Path.cwd().name!r}, where the engine runs, and no repository that it can "
+            "fetch. Give the full path of the folder that holds adapter_config.json.",
         ) from error
 
 

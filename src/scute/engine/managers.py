@@ -194,11 +194,9 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
 
 def _base_model(model_config: Any) -> BaseModel:
-    """The base model as PEFT saw it, in the dtype its weights are stored in. Raises Incompatible."""
-    hf_config = model_config.hf_config
-    stored = getattr(hf_config, "dtype", None)
+    """The base model as PEFT sees it, in the dtype that it is served in. Raises Incompatible."""
     try:
-        return BaseModel.from_config(hf_config, stored if isinstance(stored, torch.dtype) else model_config.dtype)
+        return BaseModel.from_config(model_config.hf_config, model_config.dtype)
     except ValueError as error:
         raise Incompatible(f"Scute does not know the projections of this model: {error}") from error
 

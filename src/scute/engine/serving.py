@@ -29,7 +29,8 @@ def answer_refusals(load_lora_adapter: Callable[..., Any]) -> Callable[..., Any]
         refusal = None if error is None else find_refusal(error.message)
         if error is not None and refusal is not None:
             is_missing = refusal.code is Code.FOLDER_MISSING
-            error.message = str(refusal)
+            request = args[0] if args else kwargs["request"]
+            error.message = f"{refusal} (adapter {request.lora_name!r})"
             error.type = "NotFoundError" if is_missing else "BadRequestError"
             error.code = (HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_REQUEST).value
         return result
