@@ -100,8 +100,8 @@ def _refuse_unsupported(name: str, path: str) -> None:
         what = "it adapts an expert of a mixture-of-experts layer, which Scute does not serve"
     elif path.endswith(".base_layer.weight"):
         what = (
-            "it is a copy of a base weight, which may differ from the weight being served; "
-            "save the adapter with save_pretrained(..., save_embedding_layers=False)"
+            "it is a copy of a base weight, which PEFT saves where an embedding or the head is adapted, and Scute "
+            "adapts neither; if none is, save with save_pretrained(..., save_embedding_layers=False)"
         )
     else:
         return

@@ -28,6 +28,7 @@ def demo(
         print(to_json(rows))
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(to_table(rows))
+        print(f"Look at one:  scute inspect {cache}/adapters/dora --base {cache}/smollm2")
     wrong = [row.name for row in rows if not row.within_bound]
     if wrong:
         print(f"{len(wrong)} of {len(rows)} rows out of bound: {', '.join(wrong)}", file=sys.stderr)
