@@ -8,6 +8,7 @@ class Code(StrEnum):
 
     # the folder
     FOLDER_MISSING = "folder.missing"
+    FOLDER_INCOMPLETE = "folder.incomplete"
     FOLDER_PICKLE = "folder.pickle"
     FOLDER_UNREADABLE = "folder.unreadable"
     # adapter_config.json

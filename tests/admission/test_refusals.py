@@ -77,14 +77,14 @@ def test_file_in_place_of_the_folder(tmp_path, base):
 
 
 def test_empty_folder(tmp_path, base):
-    refuse(tmp_path, base, Code.FOLDER_MISSING, CONFIG)
+    refuse(tmp_path, base, Code.FOLDER_INCOMPLETE, CONFIG)
 
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])
 def test_missing_file(name, copy_of, base):
     folder = copy_of("lora")
     (folder / name).unlink()
-    refuse(folder, base, Code.FOLDER_MISSING, name)
+    refuse(folder, base, Code.FOLDER_INCOMPLETE, name)
 
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])

@@ -64,7 +64,7 @@ def _empty(folder: Path) -> None:
 
 DAMAGES: Mapping[str, tuple[Callable[[Path], None], Code]] = {
     "pickle": (_pickle, Code.FOLDER_PICKLE),
-    "empty": (_empty, Code.FOLDER_MISSING),
+    "empty": (_empty, Code.FOLDER_INCOMPLETE),
     "cut-off": (_cut_off, Code.FOLDER_UNREADABLE),
     "unknown-method": (_with_field("peft_type", "LOHA"), Code.METHOD_UNSUPPORTED),
     "unknown-field": (_with_field("use_sideways_lora", True), Code.CONFIG_UNKNOWN_FIELD),

@@ -72,7 +72,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the folder; never unpickles. Refuses FOLDER_MISSING, FOLDER_PICKLE or FOLDER_UNREADABLE."""
+    """Read the folder; never unpickles. Refuses with the codes of `folder.`."""
     try:
         if not folder.is_dir():
             raise Refusal(
@@ -116,7 +116,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 def _require_file(path: Path) -> None:
     if not path.exists():
         raise Refusal(
-            Code.FOLDER_MISSING,
+            Code.FOLDER_INCOMPLETE,
             f"the folder {path.parent.name!r} has no {path.name}. Is it the folder of a PEFT adapter?",
         )
     if not path.is_file():

@@ -26,8 +26,12 @@ GROUPS = {
 
 CATALOGUE: dict[Code, Entry] = {
     Code.FOLDER_MISSING: Entry(
-        "The folder, or one of its two files, does not exist.",
-        "Give the folder that PEFT's save_pretrained wrote, with adapter_config.json and adapter_model.safetensors.",
+        "The folder does not exist.",
+        "Give the path, as the engine sees it, of the folder that PEFT's save_pretrained wrote.",
+    ),
+    Code.FOLDER_INCOMPLETE: Entry(
+        "The folder has no adapter_config.json or no adapter_model.safetensors.",
+        "Give the folder that PEFT's save_pretrained wrote; another adapter name has a folder of its own in it.",
     ),
     Code.FOLDER_PICKLE: Entry(
         "The tensors are in adapter_model.bin, a pickle, which can run code and is never read.",
