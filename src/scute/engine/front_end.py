@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from vllm.lora.request import LoRARequest
 
+from scute.engine import upstream
 from scute.engine.checks import check_config
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
@@ -27,6 +28,7 @@ def bind() -> None:
     """Wrap the engine clients and the model list of the API server, in processes that are a front end."""
     if not _is_front_end():
         return
+    upstream.check_signatures(upstream.FRONT_END_SIGNATURES)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
     from vllm.v1.engine.async_llm import AsyncLLM

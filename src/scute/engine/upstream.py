@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from scute.errors import Incompatible
@@ -64,6 +65,18 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 """What is called, overridden or wrapped, with the parameters expected (equal in vLLM 0.32 and 0.33)."""
 
 
+_MODELS = "vllm.entrypoints.openai.models.serving:OpenAIServingModels"
+
+FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
+    "vllm.v1.engine.llm_engine:LLMEngine.add_lora": ("self", "lora_request"),
+    "vllm.v1.engine.llm_engine:LLMEngine.remove_lora": ("self", "lora_id"),
+    "vllm.v1.engine.async_llm:AsyncLLM.add_lora": ("self", "lora_request"),
+    "vllm.v1.engine.async_llm:AsyncLLM.remove_lora": ("self", "lora_id"),
+    f"{_MODELS}.load_lora_adapter": ("self", "request", "base_model_name"),
+    f"{_MODELS}.unload_lora_adapter": ("self", "request"),
+}
+"""The same for the processes that are a front end; only they import these modules."""
+
 USES: dict[str, str] = {
     "vllm.lora.utils:from_layer": "_all_lora_classes",
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model": "LRUCacheWorkerLoRAManager",
@@ -96,9 +109,10 @@ def check_version() -> None:
         )
 
 
-def check_signatures() -> None:
-    """Raises Incompatible naming every symbol that is gone or has other parameters."""
-    wrong = [line for path, expected in SIGNATURES.items() if (line := _difference(path, expected))]
+def check_signatures(signatures: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    """Raises Incompatible naming every symbol of the table (SIGNATURES) that is gone or has other parameters."""
+    table = SIGNATURES if signatures is None else signatures
+    wrong = [line for path, expected in table.items() if (line := _difference(path, expected))]
     if wrong:
         raise Incompatible(f"Scute does not fit vLLM {vllm_version()}:\n  " + "\n  ".join(wrong))
 
