@@ -48,7 +48,7 @@ class FakeEngine:
     """An engine client that counts; `error` is what `add_lora` raises."""
 
     def __init__(self) -> None:
-        self.vllm_config = SimpleNamespace(lora_config=object())
+        self.vllm_config = SimpleNamespace(lora_config=object(), model_config=None)
         self.error: Exception | None = None
         self.loads: list[tuple[int, str]] = []
         self.added: list[tuple[Any, ...]] = []

@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig
 
 from scute.algebra.form import SharedPair
+from scute.engine.base import base_model_of
 from scute.engine.layers import ScuteLinear
-from scute.engine.managers import _base_model
 from scute.engine.packing import PackedAdapter
 from scute.engine.slots import LayerSlots, SharedPairs, Sizes, SliceSlots
 from scute.engine.store import GIB, HostStore
@@ -250,4 +250,4 @@ def test_a_dummy_of_another_shard_s_size_sets_the_rank_alone(layer):
 def test_a_redrawn_pair_goes_through_the_dtype_that_is_served():
     config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     config.dtype = torch.bfloat16
-    assert _base_model(SimpleNamespace(hf_config=config, dtype=torch.float32)).dtype is torch.float32
+    assert base_model_of(SimpleNamespace(hf_config=config, dtype=torch.float32)).dtype is torch.float32

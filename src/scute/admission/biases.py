@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.checkpoint import Tensors
-from scute.admission.sites import PREFIX, Site, require_shape
+from scute.admission.sites import PREFIX, Site, take
 from scute.algebra.form import Bias, Member
 from scute.errors import Code, Refusal
 
@@ -29,8 +29,8 @@ def bias_only_members(tensors: Tensors, sites: Mapping[str, Site], base: BaseMod
     for module, projection in base.projections.items():
         if module not in sites and projection.has_bias:
             name = f"{PREFIX}{module}.bias"
-            bias = tensors.take(name, "The config has bias='all', which saves every bias.")
-            require_shape(name, bias, projection.out_features)
+            reason = "The config has bias='all', which saves every bias."
+            bias = take(tensors, name, projection.out_features, reason=reason)
             members[module] = Member(bias=Bias(replaced=bias))
     other = next((name for name in tensors.names if name.endswith(".bias")), None)
     if other is not None and other.removeprefix(PREFIX).rpartition(".")[0] not in base.projections:

@@ -42,14 +42,18 @@ class Site:
 
         Refuses what `Tensors.take` does, and TENSOR_SHAPE.
         """
-        tensor = self.tensors.take(self.name(suffix), reason)
-        require_shape(self.name(suffix), tensor, *shape)
-        return tensor
+        return take(self.tensors, self.name(suffix), *shape, reason=reason)
 
 
-def require_shape(name: str, tensor: Tensor, *shape: int | str) -> None:
+def take(tensors: Tensors, name: str, *shape: int | str, reason: str = "") -> Tensor:
+    """Like `Site.take`, by the tensor's whole name. The shape is checked before any value is read."""
+    if name in tensors:
+        _require_shape(name, tensors.shape(name), *shape)
+    return tensors.take(name, reason)
+
+
+def _require_shape(name: str, found: tuple[int, ...], *shape: int | str) -> None:
     """Refuse TENSOR_SHAPE unless the shape is the given one; a string stands for any positive size."""
-    found = tuple(tensor.shape)
     fits = len(found) == len(shape) and all(
         size > 0 if isinstance(want, str) else size == want for size, want in zip(found, shape, strict=True)
     )

@@ -1,9 +1,11 @@
 """The front end's part: admit an adapter before its first request is queued, and say why it was refused.
 
 vLLM loads an adapter it has not seen in the middle of a step, where an error ends the engine. Admitting it by the
-`add_lora` call first makes the error the caller's.
+`add_lora` call first makes the error the caller's. Most errors are found before that call, in this process: vLLM
+logs an error of a worker as if it had crashed.
 """
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -16,6 +18,7 @@ import msgspec
 from vllm.lora.request import LoRARequest
 
 from scute.engine import upstream
+from scute.engine.base import check_folder
 from scute.engine.checks import check_config
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
@@ -119,6 +122,7 @@ def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs)
         adapter = _new_adapter(self, bound)
         if adapter is not None:
+            check_folder(self.vllm_config.model_config, adapter.lora_path)
             with _refusals():
                 self.add_lora(adapter)
             _remember(self, adapter)
@@ -159,6 +163,7 @@ def _refusals() -> Iterator[None]:
 def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
     async def remembering(self: Any, lora_request: LoRARequest) -> Any:
+        await asyncio.to_thread(check_folder, self.vllm_config.model_config, lora_request.lora_path)
         result = await add_lora(self, lora_request)
         _remember(self, lora_request)
         lora_request.load_inplace = False  # the server keeps it for later requests; vLLM 0.33 resets it likewise

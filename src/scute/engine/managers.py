@@ -14,10 +14,10 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_supported_lora_modules, parse_fine_tuned_lora_name
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-from scute.admission.base import BaseModel
 from scute.algebra.form import SharedPair
 from scute.engine import checks, graphs
 from scute.engine.admit import admit
+from scute.engine.base import base_model_of
 from scute.engine.layers import ScuteLinear
 from scute.engine.options import Options
 from scute.engine.packing import PackedAdapter
@@ -37,7 +37,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config = kwargs["vllm_config"]
         self.options = Options.read(vllm_config)
-        self.base_model = _base_model(vllm_config.model_config)
+        self.base_model = base_model_of(vllm_config.model_config)
         self.uses_mla = vllm_config.model_config.use_mla
         self.pipeline_parallel = vllm_config.parallel_config.pipeline_parallel_size > 1
         self.pairs: SharedPairs | None = None
@@ -191,14 +191,6 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def remove_all_adapters(self) -> None:
         super().remove_all_adapters()
         self.dummy_ids.clear()
-
-
-def _base_model(model_config: Any) -> BaseModel:
-    """The base model as PEFT sees it, in the dtype that it is served in. Raises Incompatible."""
-    try:
-        return BaseModel.from_config(model_config.hf_config, model_config.dtype)
-    except ValueError as error:
-        raise Incompatible(f"Scute does not know the projections of this model: {error}") from error
 
 
 class ScuteWorkerManager(LRUCacheWorkerLoRAManager):

@@ -23,7 +23,7 @@ from scute.admission.biases import take_base_bias
 from scute.admission.checkpoint import Tensors
 from scute.admission.config import AdapterConfig
 from scute.admission.methods.method import Method
-from scute.admission.sites import Site, require_shape
+from scute.admission.sites import Site, take
 from scute.algebra.form import Bias, Member, Owner, SharedPair, Term
 
 A_NAME, B_NAME = "base_model.vera_A", "base_model.vera_B"
@@ -74,10 +74,7 @@ def _member(config: VeraConfig, site: Site, pair: SharedPair, d: Tensor, e: Tens
 
 def _saved(tensors: Tensors, shape_a: tuple[int, int], shape_b: tuple[int, int]) -> tuple[Tensor, Tensor]:
     reason = "The config has save_projection = true."
-    a, b = tensors.take(A_NAME, reason), tensors.take(B_NAME, reason)
-    require_shape(A_NAME, a, *shape_a)
-    require_shape(B_NAME, b, *shape_b)
-    return a, b
+    return take(tensors, A_NAME, *shape_a, reason=reason), take(tensors, B_NAME, *shape_b, reason=reason)
 
 
 def _generated(

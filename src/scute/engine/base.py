@@ -1,0 +1,25 @@
+"""What vLLM's model config says of the base model, and what a folder is on it: no engine is needed for either."""
+
+from pathlib import Path
+from typing import Any
+
+from scute.admission import compile_adapter
+from scute.admission.base import BaseModel
+from scute.errors import Incompatible
+
+
+def base_model_of(model_config: Any) -> BaseModel:
+    """The base model as PEFT sees it, in the dtype that it is served in. Raises Incompatible."""
+    try:
+        return BaseModel.from_config(model_config.hf_config, model_config.dtype)
+    except ValueError as error:
+        raise Incompatible(f"Scute does not know the projections of this model: {error}") from error
+
+
+def check_folder(model_config: Any, path: str) -> None:
+    """Compile the adapter and forget it. Raises Refusal for what the folder alone decides.
+
+    A path that is no folder here is left to the engine, which may run elsewhere or fetch it.
+    """
+    if Path(path).is_dir():
+        compile_adapter(Path(path), base_model_of(model_config))
