@@ -59,6 +59,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory):
     return world
 
 
+@pytest.fixture(scope="session")
+def world(worlds) -> World:
+    """The one that most engines here serve."""
+    return worlds("llama", "float32")
+
+
 def serve_mixed(world: World, dtype: str, names: list[str], prompts: list[list[int]], **options: Any) -> list[Row]:
     """One batch of every prompt under the base model and under every named adapter."""
     batch = Batch(

@@ -22,11 +22,6 @@ IDS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def world(worlds) -> World:
-    return worlds("llama", "float32")
-
-
-@pytest.fixture(scope="module")
 def small_engine(world) -> Iterator[Any]:
     """An engine with little room, which adapts the attention alone."""
     engine = start(

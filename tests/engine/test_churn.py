@@ -24,11 +24,6 @@ ONE_OF_EACH_METHOD = ["lora-r8", "oft", "vera", "dora", "ia3"]
 
 
 @pytest.fixture(scope="module")
-def world(worlds) -> World:
-    return worlds("llama", "float32")
-
-
-@pytest.fixture(scope="module")
 def llm(world) -> Iterator[Any]:
     """Two slots, two adapters in vLLM's cache, and steps that cut every prompt of these tests in pieces."""
     engine = start(

@@ -62,11 +62,6 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def world(worlds) -> World:
-    return worlds("llama", "float32")
-
-
-@pytest.fixture(scope="module")
 def server(world, tmp_path_factory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("http")
     with socket.socket() as probe:

@@ -15,7 +15,7 @@ from scute.algebra.form import AdapterForm, Member, SharedPair
 from scute.engine import weights
 from scute.engine.layers import ScuteLinear
 from scute.engine.packing import PackedAdapter, pack
-from scute.engine.placement import Place, input_range, localize
+from scute.engine.placement import Place, localize, splits_input
 from scute.engine.slots import SliceSlots
 from scute.errors import Code, Refusal
 
@@ -171,17 +171,13 @@ def _square_sums(manager: "ScuteModelManager", members: LocalMembers) -> dict[tu
 
 def _reduce(manager: "ScuteModelManager", sums: dict[tuple[str, int], Tensor]) -> dict[tuple[str, int], Tensor]:
     """Add up the square sums of row-parallel layers over the ranks, in one all-reduce."""
-    split = [key for key in sorted(sums) if _is_split(manager.modules[key[0]])]
+    split = [key for key in sorted(sums) if splits_input(manager.modules[key[0]])]
     if not split:
         return sums
     flat = torch.cat([sums[key] for key in split])
     torch.distributed.all_reduce(flat, group=get_tp_group().cpu_group)
     reduced = flat.split([sums[key].numel() for key in split])
     return sums | dict(zip(split, reduced, strict=True))
-
-
-def _is_split(layer: Any) -> bool:
-    return input_range(layer)[1] != layer.base_layer.input_size
 
 
 def _resolve(members: LocalMembers, sums: dict[tuple[str, int], Tensor]) -> LocalMembers:

@@ -8,7 +8,6 @@ from torch import Tensor
 from vllm.config.lora import LoRAConfig
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
-from vllm.lora.layers.replicated_linear import ReplicatedLinearWithLoRA
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -60,7 +59,7 @@ class ScuteLinear:
     @property
     def accepts_rotation(self: Any) -> bool:
         """Whether an input transform can be served here."""
-        return type(self.base_layer) in TRANSFORMABLE and not isinstance(self, ReplicatedLinearWithLoRA)
+        return type(self.base_layer) in TRANSFORMABLE
 
     def reset_lora(self, index: int) -> None:
         self.slots.clear(index)

@@ -1,5 +1,6 @@
 """vLLM's two LoRA managers with Scute's admission, activation and batch plan."""
 
+import functools
 import time
 from typing import Any
 
@@ -96,10 +97,13 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
     def engine_name(self, name: str) -> str:
         """vLLM's name of a projection of the base model."""
-        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
-        renames = None if mapper is None else mapper.get_rename_mapper()
-        renamed: str = parse_fine_tuned_lora_name(f"base_model.model.{name}.lora_A.weight", renames)[0]
+        renamed: str = parse_fine_tuned_lora_name(f"base_model.model.{name}.lora_A.weight", self._renames)[0]
         return renamed
+
+    @functools.cached_property
+    def _renames(self) -> Any:
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+        return None if mapper is None else mapper.get_rename_mapper()
 
     def check_room_for(self, pair: SharedPair, adapter_id: int) -> None:
         """Raises Refusal if the pair can have no place; adapters that are admitted keep theirs until removed."""
@@ -121,9 +125,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         packed = None if request.load_inplace else self.store.get(adapter_id, path)
         if packed is None:
             start = time.perf_counter()
-            packed = admit(self, adapter_id, path)
-            self.store.put(adapter_id, path, packed)
-            graphs.record(adapter_id, low_rank_only=packed.pair_key is None and not packed.rotates)
+            packed = self._admit(adapter_id, path)
             seconds = time.perf_counter() - start
             logger.info("Admitted %s adapter %r in %.2f s", packed.method, request.lora_name, seconds)
         return self._as_lora_model(adapter_id, packed)
@@ -133,12 +135,15 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         for adapter_id, path in self.store.paths(method="DoRA"):
             self.store.drop(adapter_id)
             try:
-                packed = admit(self, adapter_id, path)
+                self._admit(adapter_id, path)
             except Refusal as refusal:
                 logger.error("Adapter %d is dropped: %s", adapter_id, refusal)
-            else:
-                self.store.put(adapter_id, path, packed)
-                graphs.record(adapter_id, low_rank_only=True)
+
+    def _admit(self, adapter_id: int, path: str) -> PackedAdapter:
+        packed = admit(self, adapter_id, path)
+        self.store.put(adapter_id, path, packed)
+        graphs.record(adapter_id, low_rank_only=packed.pair_key is None and not packed.rotates)
+        return packed
 
     def _as_lora_model(self, adapter_id: int, packed: PackedAdapter) -> LoRAModel:
         """vLLM's record of the adapter: zero-rank factors to page, with the slots attached."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from scute.algebra.fold import fold
 from scute.algebra.form import Member, Term
 from scute.engine.options import Options
-from scute.engine.placement import input_range
+from scute.engine.placement import input_range, splits_input
 from scute.engine.slots import SliceSlots
 from scute.errors import Code, Refusal
 
@@ -104,8 +104,7 @@ def _shift(layer: Any, index: int, member: Member) -> Tensor | None:
 def _base_bias(layer: Any, index: int) -> Tensor | None:
     """The base layer's bias as this rank adds it to slice `index`, [out] float32 on the CPU."""
     bias = getattr(layer.base_layer, "bias", None)
-    is_row_parallel = input_range(layer)[1] != layer.base_layer.input_size
-    if bias is None or (is_row_parallel and layer.tp_rank > 0):
+    if bias is None or (splits_input(layer) and layer.tp_rank > 0):
         return None
     first = sum(layer.output_slices[:index])
     return bias.detach()[first : first + layer.output_slices[index]].float().cpu()

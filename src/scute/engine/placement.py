@@ -113,9 +113,9 @@ def _with_output_columns(member: Member, columns: Tensor) -> Member:
 
 def _localize_input(layer: Any, member: Member) -> Member:
     """The member's input-indexed tensors cut to the columns this rank holds (row-parallel layers only)."""
-    first, size = input_range(layer)
-    if size == layer.base_layer.input_size:
+    if not splits_input(layer):
         return member
+    first, size = input_range(layer)
     terms = tuple(t if t.pair is not None else _narrow_term(t, first, size) for t in member.terms)
     rotation = member.rotation
     if rotation is not None:
@@ -144,6 +144,11 @@ def input_range(layer: Any) -> tuple[int, int]:
     size: int = layer.input_size
     whole: int = layer.base_layer.input_size
     return (0, whole) if size == whole else (layer.tp_rank * size, size)
+
+
+def splits_input(layer: Any) -> bool:
+    """Whether the ranks share out the inputs of a wrapped layer, so that their outputs are partial sums."""
+    return input_range(layer)[1] != layer.base_layer.input_size
 
 
 def output_offsets(layer: Any, parts: Sequence[int]) -> list[int] | None:

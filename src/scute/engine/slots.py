@@ -4,6 +4,7 @@ Everything is allocated once, while vLLM loads the model, so that its memory pro
 so that CUDA graphs may hold the addresses. Identity of a slot is said by the layer's table, not by the values.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,10 +67,7 @@ class LayerSlots:
     def __init__(self, sizes: Sizes, in_features: int, slices: Sequence[int], has_shared: bool) -> None:
         self.sizes = sizes
         self.slices = tuple(slices)
-        starts = [0]
-        for width in slices:
-            starts.append(starts[-1] + width)
-        self.starts = starts
+        self.starts = starts = [0, *itertools.accumulate(slices)]
         self.max_slice = max(slices)
         total, count, rows = starts[-1], len(self.slices), sizes.slots * sizes.max_rank
 
