@@ -32,6 +32,7 @@ class Code(StrEnum):
     CAPACITY_RANK = "capacity.rank"
     CAPACITY_ROTATION = "capacity.rotation"
     CAPACITY_SHARED = "capacity.shared"
+    CAPACITY_DEVICE = "capacity.device"
     CAPACITY_HOST = "capacity.host"
     PEER_RANK_FAILED = "peer.failed"
 

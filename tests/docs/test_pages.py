@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from scute.cli.refusals import page
+from scute.engine.capacity import LayerShape, Limits
 from scute.engine.options import Options
-from scute.engine.slots import LayerSlots, SharedPairs, Sizes
+from scute.engine.pairs import SharedPairs
+from scute.engine.pieces import SliceSlots
+from scute.kernels.routes import FIELDS, UNIT_BYTES
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = (DOCS / "options.md").read_text()
@@ -33,26 +36,52 @@ def test_options_have_their_names_and_defaults():
     }
 
 
-def slot_mib(name: str, rank: int) -> float:
-    """MiB of one buffer for one adapter slot, over all layers of Llama-3.1-8B."""
-    sizes = Sizes(1, rank, 32, 256, torch.bfloat16, torch.device("meta"))
-    buffers = [getattr(LayerSlots(sizes, wide, slices, has_shared=True), name) for wide, slices in LLAMA_8B.values()]
-    return LAYERS * sum(b.numel() * b.element_size() for b in buffers) / MIB
+def piece_mib(name: str, rank: int) -> float:
+    """MiB of one piece of an adapter of all projections of Llama-3.1-8B."""
+    units = 0
+    for inputs, outs in LLAMA_8B.values():
+        for out in outs:
+            half = {"a": (rank, inputs), "b": (rank, out), "rotation": (inputs * 32,)}
+            shape = half.get(name) or (256 if name == "d" else out,)
+            dtype = torch.bfloat16 if name in half else torch.float32
+            units += SliceSlots(**{name: torch.empty(shape, dtype=dtype, device="meta")}).units
+    return LAYERS * units * UNIT_BYTES / MIB
 
 
-def test_memory_of_a_slot():
+def test_memory_of_an_adapter():
     rows = re.findall(
-        r"^\| `([\w`, ]+)` \|.*\| ([\d.]+)(?: \(rank 16\), ([\d.]+) \(rank 64\))? \|$", OPTIONS, re.MULTILINE
+        r"^\| `(\w+)` \|.*\| ([\d.]+)(?: \(\w+ \d+\))?(?:, ([\d.]+) \(rank 64\))? \|$", OPTIONS, re.MULTILINE
     )
-    told = {name: [float(v) for v in values if v] for names, *values in rows for name in re.findall(r"\w+", names)}
+    told = {name: [float(v) for v in values if v] for name, *values in rows}
     assert set(told) == {"a", "b", "scale", "shift", "rotation", "d", "e"}
+    assert [len(told[name]) for name in "ab"] == [2, 2]
     for name, values in told.items():
         for rank, value in zip((16, 64), values, strict=False):
-            assert value == pytest.approx(slot_mib(name, rank), abs=0.005)
+            assert value == pytest.approx(piece_mib(name, rank), abs=0.005)
+
+
+def test_memory_of_the_arena_by_default():
+    shapes = [LayerShape(wide, slices, rotates=True, shares=True) for wide, slices in LLAMA_8B.values()] * LAYERS
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", OPTIONS, re.MULTILINE)
+    assert len(rows) == 4
+    for rank, width, mib, gib_of_eight in rows:
+        units = Limits(int(rank), int(width), 256, torch.bfloat16).largest_adapter(shapes)
+        assert float(mib) == pytest.approx(units * UNIT_BYTES / MIB, abs=0.05)
+        assert float(gib_of_eight) == pytest.approx(8 * units * UNIT_BYTES / 2**30, abs=0.005)
+
+
+def test_memory_of_the_table():
+    slices = LAYERS * sum(len(outs) for _, outs in LLAMA_8B.values())
+    assert f"the table: {FIELDS * 4} bytes for every slot and slice" in OPTIONS
+    assert f"{slices * FIELDS * 4 / 1024:g} KiB a slot" in OPTIONS
+
+
+def test_ranks_of_a_gibibyte():
+    ranks = int(1024 // (piece_mib("a", 1) + piece_mib("b", 1)))
+    assert f"1 GiB holds {ranks} ranks of LoRA" in OPTIONS.replace("\n", " ")
 
 
 def test_memory_of_a_shared_pair():
-    sizes = Sizes(1, 16, 32, 256, torch.bfloat16, torch.device("meta"))
-    pair = SharedPairs(sizes, 1, 14336, 14336)
+    pair = SharedPairs(1, 256, 14336, 14336, torch.bfloat16, torch.device("meta"))
     mib = (pair.a.numel() + pair.b.numel()) * pair.a.element_size() / MIB
     assert f"{mib:g} MiB a pair" in OPTIONS

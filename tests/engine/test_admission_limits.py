@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest
 from scute.engine.front_end import _admitted
 from scute.engine.options import Options
 from scute.errors import Code, Incompatible, Refusal
-from scute.testing.adapters import AMPLIFIED, ATTENTION, write_adapter
+from scute.testing.adapters import ALL_LINEAR, AMPLIFIED, ATTENTION, write_adapter
 from scute.testing.tiny import tiny_prompts
 
 BOUND = 1e-4
@@ -47,8 +47,8 @@ def small(small_engine) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def bare(world) -> Iterator[Any]:
-    """An engine without any room for R and for shared pairs, and with 2 MiB of host memory."""
-    options = {"rotation_width": 0, "shared_pairs": 0, "host_memory_gib": 2 / 1024}
+    """An engine without any room for R and for shared pairs, with 2 MiB of host memory and 0.4 MiB on the device."""
+    options = {"rotation_width": 0, "shared_pairs": 0, "host_memory_gib": 2 / 1024, "adapter_memory_gib": 0.4 / 1024}
     engine = start(world, dtype="float32", max_loras=2, max_cpu_loras=2, additional_config={"scute": options})
     yield engine
     stop(engine)
@@ -172,12 +172,41 @@ def test_without_room_for_rotations_and_pairs(world, bare, write):
     refuses(bare, write("ia3", ("k_proj", "o_proj"), feedforward_modules=["o_proj"]), Code.CAPACITY_ROTATION)
     refuses(bare, write("vera", r=32), Code.CAPACITY_SHARED, "shared_pairs is 0")
     for name in ["lora-r8", "dora", "ia3", "rslora-r16"]:
-        serves(world, bare, Path(world.folders[name]))
+        request = serves(world, bare, Path(world.folders[name]))
+        bare.llm_engine.remove_lora(request.lora_int_id)
 
 
 @pytest.mark.engine
 def test_an_output_head(bare, write):
     refuses(bare, write("lora-r8", ("q_proj", "lm_head")), Code.MODULE_UNSUPPORTED, "lm_head")
+
+
+@pytest.mark.engine
+def test_adapters_that_do_not_fit_the_device_together(world, bare, write):
+    """Rank 16 on every projection takes 235 KiB, and two adapters may be in one batch."""
+    large, other = (write("rslora-r16", ALL_LINEAR, rank_pattern={"gate_proj": rank}) for rank in (16, 15))
+    held = serves(world, bare, large)
+    refuses(bare, other, Code.CAPACITY_DEVICE, "largest 2", "--max-loras", "adapter_memory_gib", "additional_config")
+    serves(world, bare, write("lora-r8"))
+    still_serves(world, bare, held)
+    bare.llm_engine.remove_lora(held.lora_int_id)
+    serves(world, bare, other)
+
+
+@pytest.mark.engine
+def test_an_adapter_that_is_replaced_in_place_gives_its_device_memory_back(world, bare, write):
+    held = serves(world, bare, write("rslora-r16", ALL_LINEAR))
+    for recipe in ["dora", "rslora-r16"]:
+        still_serves(world, bare, LoRARequest(recipe, held.lora_int_id, str(write(recipe)), load_inplace=True))
+
+
+@pytest.mark.engine
+def test_scattered_device_memory_is_moved_together(world, bare, write):
+    """The third takes the slot of the first, and the room of the first and of what follows the second."""
+    first, second = (serves(world, bare, write("lora-r8", ALL_LINEAR, lora_alpha=alpha)) for alpha in (8, 16))
+    third = serves(world, bare, write("rslora-r16", ALL_LINEAR))
+    for request in [second, third, first, second]:
+        still_serves(world, bare, request)
 
 
 @pytest.mark.engine
@@ -219,6 +248,7 @@ def test_options_that_are_left_out_have_defaults():
         ({"rotation_width": "wide"}, ".rotation_width"),
         ({"shared_rank": 0}, ".shared_rank"),
         ({"host_memory_gib": -1}, ".host_memory_gib"),
+        ({"adapter_memory_gib": 0}, ".adapter_memory_gib"),
         ("rotation_width=8", "additional_config['scute'] is"),
         (None, "additional_config['scute'] is"),
     ],

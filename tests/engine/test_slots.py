@@ -1,105 +1,79 @@
-"""The slot buffers, the shared pairs and the host store, without an engine."""
+"""The slots on the host, the shared pairs and the host store, without an engine."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
 
 from scute.algebra.form import SharedPair
 from scute.engine.base import base_model_of
-from scute.engine.layers import ScuteLinear
-from scute.engine.packing import PackedAdapter
-from scute.engine.slots import LayerSlots, SharedPairs, Sizes, SliceSlots
+from scute.engine.packing import PackedAdapter, lay_out
+from scute.engine.pairs import SharedPairs
+from scute.engine.slots import ActiveSlots
 from scute.engine.store import GIB, HostStore
 from scute.errors import Code, Refusal
-from scute.kernels.routes import Flag
 
-SIZES = Sizes(slots=3, max_rank=4, rotation_width=2, shared_rank=5, dtype=torch.float32, device=torch.device("cpu"))
-IN, SLICES = 6, (4, 2)
+MANY = 1040
 
 
 @pytest.fixture
-def layer() -> LayerSlots:
-    return LayerSlots(SIZES, IN, SLICES, has_shared=True)
+def slots() -> ActiveSlots:
+    return ActiveSlots(MANY, np.zeros(2, dtype=np.int32))
 
 
-def full(out: int, value: float) -> SliceSlots:
-    """A piece that has every part, each filled with the value."""
-    return SliceSlots(
-        a=torch.full((3, IN), value),
-        b=torch.full((3, out), value),
-        scale=torch.full((out,), value),
-        shift=torch.full((out,), value),
-        d=torch.full((5,), value),
-        e=torch.full((out,), value),
-        rotation=torch.full((IN * 2,), value),
-        width=2,
-    )
+def test_rows_find_their_slots(slots):
+    """Ids come in any order and size; a request's rows follow one another."""
+    slots.hold(5, 2**40, rank=8, pair=-1, rotates=False)
+    slots.hold(0, 7, rank=0, pair=1, rotates=True)
+    slots.hold(1039, 9, rank=1, pair=-1, rotates=False)
+    found, has_dummy = slots.find(np.array([7, 7, 0, 2**40, 2**40, 2**40, 9, 0, 7]))
+    assert found.tolist() == [0, 0, -1, 5, 5, 5, 1039, -1, 0]
+    assert not has_dummy
+    residents = slots.residents
+    assert (residents.rank[5], residents.pair[0], residents.rotated[0]) == (8, 1, True)
+    assert residents.rank.sum() == 9
+    assert residents.pair.sum() == 1 - (MANY - 1)
 
 
-def test_an_unused_layer_is_the_identity(layer):
-    assert not layer.table.any()
-    assert not layer.width.any()
+def test_base_rows_alone(slots):
+    assert slots.find(np.zeros(3, dtype=np.int64))[0].tolist() == [-1, -1, -1]
+    assert slots.find(np.zeros(0, dtype=np.int64))[0].tolist() == []
 
 
-def test_a_piece_lands_in_its_slot_and_slice(layer):
-    layer.write(1, [full(4, 7.0), full(2, 8.0)])
-    every = Flag.SCALE | Flag.SHIFT | Flag.SHARED | Flag.ROTATION
-    assert layer.table.tolist() == [[[0, 0]] * 2, [[3, every]] * 2, [[0, 0]] * 2]
-    assert layer.width.tolist() == [[0, 0], [2, 2], [0, 0]]
-    for index, (columns, value) in enumerate([(slice(0, 4), 7.0), (slice(4, 6), 8.0)]):
-        rows = slice(4, 7)
-        assert (layer.a[index, rows] == value).all()
-        for slots in [layer.b[rows], layer.scale[1:2], layer.shift[1:2], layer.e[1:2]]:
-            assert (slots[:, columns] == value).all()
-        assert (layer.d[1, index] == value).all()
-        assert (layer.rotation[1, index] == value).all()
-    for slot in [0, 2]:
-        rows = slice(4 * slot, 4 * slot + 4)
-        assert not layer.a[:, rows].any()
-        assert not layer.b[rows].any()
-        for slots in [layer.scale, layer.shift, layer.d, layer.e, layer.rotation]:
-            assert not slots[slot].any()
+@pytest.mark.parametrize("unknown", [1, 4, 6, 2**40])
+def test_a_row_of_an_unknown_adapter_is_never_a_base_row(slots, unknown: int):
+    slots.hold(0, 5, rank=1, pair=-1, rotates=False)
+    slots.hold(1, 4, rank=1, pair=-1, rotates=False)
+    slots.release(1)
+    with pytest.raises(LookupError, match=f"adapter {unknown} "):
+        slots.find(np.array([0, 5, unknown]))
 
 
-@pytest.mark.parametrize(
-    ("piece", "entry"),
-    [
-        (SliceSlots(), (0, 0)),
-        (SliceSlots(a=torch.ones(2, IN), b=torch.ones(2, 4)), (2, 0)),
-        (SliceSlots(scale=torch.ones(4)), (0, Flag.SCALE)),
-        (SliceSlots(shift=torch.ones(4)), (0, Flag.SHIFT)),
-        (SliceSlots(d=torch.ones(5), e=torch.ones(4)), (0, Flag.SHARED)),
-        (SliceSlots(rotation=torch.ones(IN), width=1), (0, Flag.ROTATION)),
-        (None, (0, 0)),
-    ],
-)
-def test_the_next_adapter_leaves_nothing_of_the_last(layer, piece: SliceSlots | None, entry: tuple[int, int]):
-    """The buffers may keep old values; the table must not let a kernel read them."""
-    layer.write(1, [full(4, 7.0), full(2, 7.0)])
-    layer.write(1, [piece, None])
-    assert layer.table[1].tolist() == [list(entry), [0, 0]]
-    assert layer.width[1].tolist() == [0 if piece is None else piece.width, 0]
+def test_a_released_slot_holds_nothing(slots):
+    slots.hold(3, 5, rank=8, pair=1, rotates=True, dummy=True)
+    assert slots.find(np.array([5, 0]))[1]
+    slots.release(3)
+    slots.hold(4, 6, rank=8, pair=1, rotates=True, dummy=True)
+    slots.clear()
+    residents = slots.residents
+    assert not residents.rank.any()
+    assert (residents.pair == -1).all()
+    assert not residents.rotated.any()
+    assert not slots.find(np.array([0]))[1]
 
 
-def test_clear_makes_one_slot_the_identity(layer):
-    layer.write(0, [full(4, 1.0), full(2, 1.0)])
-    layer.write(1, [full(4, 2.0), None])
-    layer.clear(0)
-    assert not layer.table[0].any()
-    assert not layer.width[0].any()
-    assert layer.table[1, 0].any()
-
-
-def test_buffers_never_move(layer):
-    """CUDA graphs hold their addresses."""
-    tensors = [t for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-    before = [t.data_ptr() for t in tensors]
-    for value in [1.0, 2.0]:
-        layer.write(0, [full(4, value), full(2, value)])
-        layer.clear(0)
-    assert before == [t.data_ptr() for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+def test_every_change_is_counted(slots):
+    versions = [slots.version]
+    slots.hold(0, 1, rank=1, pair=-1, rotates=False)
+    versions.append(slots.version)
+    slots.find(np.array([1]))
+    assert slots.version == versions[-1]
+    slots.release(0)
+    versions.append(slots.version)
+    slots.clear()
+    assert len({*versions, slots.version}) == 4
 
 
 def pair(key: str, rank: int = 5, in_features: int = 6, out: int = 4) -> SharedPair:
@@ -109,7 +83,7 @@ def pair(key: str, rank: int = 5, in_features: int = 6, out: int = 4) -> SharedP
 
 @pytest.fixture
 def pairs() -> SharedPairs:
-    return SharedPairs(SIZES, 2, max_in=6, max_out=4)
+    return SharedPairs(2, 5, max_in=6, max_out=4, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_a_pair_is_resident_once(pairs):
@@ -117,7 +91,7 @@ def test_a_pair_is_resident_once(pairs):
         pairs.acquire(pair("x"), adapter)
     pairs.acquire(pair("y", rank=3), 3)
     assert [pairs.place_of("x"), pairs.place_of("y")] == [0, 1]
-    assert pairs.rank.tolist() == [5, 3]
+    assert pairs.rank.tolist() == pairs.host_rank.tolist() == [5, 3]
     assert (pairs.a[0] == ord("x")).all()
     assert (pairs.b[1, :3] == ord("y")).all()
     assert not pairs.a[1, 3:].any()
@@ -182,7 +156,7 @@ class Store:
 
     def put(self, adapter: int, size: int, path: str = "/a", method: str = "LoRA") -> PackedAdapter:
         self.store.check_fits(adapter, size)
-        packed = PackedAdapter(method, {}, None, size)
+        packed = PackedAdapter(method, *lay_out({}, 0, pinned=False), None, size)
         self.store.put(adapter, path, packed)
         return packed
 
@@ -235,16 +209,6 @@ def test_folders_of_one_method(host):
     assert host.store.paths("LoRA") == [(1, "/a"), (3, "/c")]
     assert host.store.paths("DoRA") == [(2, "/b")]
     assert host.store.paths("VeRA") == []
-
-
-def test_a_dummy_of_another_shard_s_size_sets_the_rank_alone(layer):
-    """vLLM sizes its warm-up dummies by the shard, so they must not be cut again, nor copied."""
-    layer.write(0, [full(4, 1.0), full(2, 1.0)])
-    stub = SimpleNamespace(slots=layer)
-    ScuteLinear.set_lora(stub, 0, [torch.zeros(2, 3), None], [torch.zeros(1, 2), None])
-    assert layer.table[0].tolist() == [[2, 0], [2, 0]]
-    ScuteLinear.set_lora(stub, 0, torch.empty(0, 1), torch.empty(1, 0))
-    assert not layer.table[0].any()
 
 
 def test_a_redrawn_pair_goes_through_the_dtype_that_is_served():

@@ -6,51 +6,89 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scute.kernels import lowrank, rotate, shared
-from scute.kernels.blocks import EXPAND_STAGES, SHRINK_STAGES, WARPS, choose_blocks
+from scute.kernels.blocks import decode_blocks, gemm_blocks, prefill_blocks
+from scute.kernels.decode_expand import expand_rows
+from scute.kernels.decode_shrink import shrink_rows
+from scute.kernels.fused_gemm import fused_gemm
+from scute.kernels.prefill_expand import expand_tiles
+from scute.kernels.prefill_shrink import shrink_tiles
+from scute.kernels.rotate import rotate
 
-INDICES = ("row_start", "table", "slice_starts", "rows", "tiles", "pair_rank", "out_offsets", "slot_of_row", "width")
-FLOATS = ("partial", "scale", "shift", "d", "e")
-FACTORS = ("x", "y", "a", "b", "rotation", "out")
-VARYING = ("tokens", "stride_split", "stride_slice")  # depend on the batch: never specialised
+INDICES = ("table", "pair_rank", "items", "tiles", "shared_tiles", "rows", "shared_rows", "slot_of_row")
+FLOATS = ("h", "shared_h", "partial", "shared_partial", "vectors")
+FACTORS = ("x", "y", "factors", "shared_a", "shared_b", "out", "inputs", "weight", "bias")
+VARYING = (
+    "tokens",
+    "own_programs",
+    "own_blocks",
+    "shared_blocks",
+    "column_blocks",
+    "tiles_launched",
+)  # never known to be multiples
 
 
-def compile_kernel(kernel, dtype: str, blocks: dict[str, int], stages: int, model: str):
-    """`model` "usual" has sizes that are multiples of 16, "odd" has sizes that are not, and one slice and split."""
+def compile_kernel(kernel, dtype: str, constants: dict, warps: int, aligned: bool):
+    """aligned: sizes and strides are multiples of 16."""
     types = dict.fromkeys(INDICES, "*i32") | dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(FACTORS, f"*{dtype}")
-    constants = dict(blocks)
-    if model == "odd":
-        constants |= {name: 1 for name in ("slices", "splits", "stride_partial") if name in kernel.arg_names}
+    slices = constants.get("SLICES", 1)
+    types |= {"starts": ("i32",) * (slices + 1), "out_offsets": ("i32",) * slices}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    divisible = [name for name in kernel.arg_names if name not in constants and name not in VARYING]
-    if model == "odd":
-        divisible = []
+    attributes = {}
+    for position, name in enumerate(kernel.arg_names):
+        if name in constants or name in VARYING or not (aligned or signature[name][0] == "*"):
+            continue
+        paths = (
+            [(position, i) for i in range(len(signature[name]))]
+            if isinstance(signature[name], tuple)
+            else [(position,)]
+        )
+        attributes |= {path: [["tt.divisibility", 16]] for path in paths}
     position = kernel.arg_names.index
-    source = ASTSource(
-        kernel,
-        signature,
-        {(position(name),): value for name, value in constants.items()},
-        {(position(name),): [["tt.divisibility", 16]] for name in divisible},
+    source = ASTSource(kernel, signature, {(position(name),): value for name, value in constants.items()}, attributes)
+    return triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": warps, "num_stages": 1})
+
+
+def kernels(size: int, slices: int, aligned: bool):
+    """(name, kernel, constants, warps) of every kernel for factors of `size` bytes an element."""
+    few, many, gemm = (
+        decode_blocks(4096, 6144, 256, size),
+        prefill_blocks(4096, 16, 256, size),
+        gemm_blocks(64, 6144, size),
     )
-    return triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": WARPS, "num_stages": stages})
+    common = {"SLICES": slices, "PDL": True}
+    both = common | {"SHARED": True}
+    columns = both | {"ALIGNED": aligned}
+    yield "shrink rows", shrink_rows, {
+        "PDL": True, "SHARED": True,
+        "SHARED_SPLITS": 4, "SHARED_BLOCK_K": few.shared_inner, "HEIGHT": 16, "CHUNK": 16,
+        "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True,
+    }, few.shrink_warps  # fmt: skip
+    yield "expand rows", expand_rows, columns | {
+        "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
+        "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
+    }, few.expand_warps  # fmt: skip
+    yield "shrink tiles", shrink_tiles, both | {
+        "SPLIT_WIDTH": many.split_width, "HEIGHT": 32, "BLOCK_R": many.rank, "SHARED_BLOCK_R": many.shared_rank,
+        "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
+    }, many.shrink_warps  # fmt: skip
+    yield "expand tiles", expand_tiles, columns | {
+        "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "SHARED_BLOCK_R": many.shared_rank
+    }, many.expand_warps  # fmt: skip
+    for height in (16, 32):
+        yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, "BLOCK": 64, "COLUMNS": 128, "WIDEST": 32}, 4
+    yield "gemm", fused_gemm, common | {
+        "HAS_BIAS": False, "ALIGNED": aligned, "STAGES": gemm.stages,
+        "BLOCK_M": gemm.rows, "BLOCK_N": gemm.outer, "BLOCK_K": gemm.inner,
+    }, gemm.warps  # fmt: skip
 
 
 def main() -> None:
-    for dtype, height, model in [("bf16", 16, "usual"), ("fp16", 64, "usual"), ("fp32", 16, "odd")]:
-        chosen = choose_blocks(height, 4096, 64, 4 if dtype == "fp32" else 2)
-        shrink = {"HEIGHT": height, "BLOCK_R": chosen.rank, "BLOCK_K": chosen.inner}
-        expand = {"HEIGHT": height, "BLOCK_R": chosen.rank, "BLOCK_N": chosen.outer}
-        for name, kernel, blocks, stages in [
-            ("low-rank shrink", lowrank._shrink, shrink, SHRINK_STAGES),
-            ("low-rank expand", lowrank._expand, expand, EXPAND_STAGES),
-            ("shared shrink", shared._shrink, shrink, SHRINK_STAGES),
-            ("shared expand", shared._expand, expand, EXPAND_STAGES),
-            ("rotate", rotate._rotate, {"HEIGHT": height, "BLOCK": 64}, 1),
-        ]:
-            compiled = compile_kernel(kernel, dtype, blocks, stages, model)
+    for dtype, slices, aligned in [("bf16", 3, True), ("fp16", 2, True), ("fp32", 1, False)]:
+        for name, kernel, constants, warps in kernels(4 if dtype == "fp32" else 2, slices, aligned):
+            compiled = compile_kernel(kernel, dtype, constants, warps, aligned)
             assembly = compiled.asm["ptx"]
             report = {
-                "name": f"{name} {dtype} {height} {model}",
+                "name": f"{name} {dtype} {'aligned' if aligned else 'odd'}",
                 "wide_loads": assembly.count("ld.global.v4") + assembly.count("cp.async.cg"),
                 "wide_stores": assembly.count("st.global.v4"),
                 "shared_memory": compiled.metadata.shared,

@@ -1,6 +1,6 @@
 """Batches of adapters for the kernel tests, with the result of every op worked out row by row in float64.
 
-Everything that an op must not read is NaN: factor rows and slots nobody owns, ranks past an adapter's own, rows of x
+Everything that an op must not read is NaN: the arena between the pieces, shared factors past their rank, rows of x
 past the real batch. Entries of the plan that no tile covers hold a row number far outside every tensor.
 """
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scute.kernels.plan import BatchPlan
-from scute.kernels.routes import Flag
+from scute.kernels.plan import BatchPlan, Residents
+from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag, Part
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAN = float("nan")
@@ -54,34 +54,23 @@ class Case:
     plan: BatchPlan
     x: Tensor
     y: Tensor
-    layer: dict[str, Tensor | int]
+    layer: dict[str, Tensor | int | list[int]]
     weight: Tensor
     bias: Tensor
-    slice_starts_host: list[int]
     truth: "Truth" = field(repr=False)
 
-    def low_rank_args(self, y: Tensor) -> tuple:
-        names = ("a", "b", "row_start", "table", "scale", "shift", "slice_starts", "max_slice", "max_rank")
-        return (y, self.x, *self._layer(names), *self._tiles(), self.plan.live)
+    def common(self) -> tuple:
+        """The parameters that every op ends with."""
+        return (*self.layer.values(), self.plan.buffer, self.plan.offsets, self.plan.live)
 
-    def shared_args(self, y: Tensor) -> tuple:
-        names = ("shared_a", "shared_b", "pair_rank", "d", "e", "table", "slice_starts", "out_offsets", "max_slice")
-        plan = self.plan
-        tiles = (plan.shared_rows, plan.shared_tiles_small, plan.shared_tiles_large, plan.slot_of_row)
-        return (y, self.x, *self._layer((*names, "in_offset")), *tiles, plan.live)
+    def adapt_args(self, y: Tensor) -> tuple:
+        return (y, self.x, *self.common())
 
     def rotate_args(self) -> tuple:
-        return (self.x, *self._layer(("rotation", "width", "max_width")), *self._tiles(), self.plan.live)
+        return (self.x, *self.common())
 
-    def base_linear_args(self) -> tuple:
-        x, *rest = self.rotate_args()
-        return (x, self.weight, self.bias, self.slice_starts_host, *rest)
-
-    def _layer(self, names: tuple[str, ...]) -> list:
-        return [self.layer[name] for name in names]
-
-    def _tiles(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.plan.rows, self.plan.tiles_small, self.plan.tiles_large
+    def linear_args(self) -> tuple:
+        return (self.x, self.weight, self.bias, *self.common())
 
 
 @dataclass
@@ -100,7 +89,7 @@ class Truth:
     shared: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]]
     blocks: dict[tuple[int, int], Tensor]
 
-    def low_rank(self) -> Tensor:
+    def adapt(self) -> Tensor:
         y = self.y.clone()
         for row, slot, i, columns in self._rows():
             member = slot, i
@@ -111,13 +100,8 @@ class Truth:
             if member in self.factors:
                 a, b = self.factors[member]
                 y[row, columns] += (self.x[row] @ a) @ b
-        return y
-
-    def shared_term(self) -> Tensor:
-        y = self.y.clone()
-        for row, slot, i, columns in self._rows():
-            if (slot, i) in self.shared:
-                a, b, d, e = self.shared[slot, i]
+            if member in self.shared:
+                a, b, d, e = self.shared[member]
                 y[row, columns] += (((self.x[row] @ a) * d) @ b) * e
         return y
 
@@ -140,8 +124,9 @@ class Truth:
         tables = [{member: positive(value) for member, value in table.items()} for table in members]
         return Truth(self.spec, self.x.abs(), self.y.abs(), *tables)
 
-    def touched(self, members: dict) -> Tensor:
-        """Which elements of y the members change: bool [T, out]."""
+    def touched(self) -> Tensor:
+        """Which elements of y `adapt` changes: bool [T, out]."""
+        members = self.factors.keys() | self.scale.keys() | self.shift.keys() | self.shared.keys()
         mask = torch.zeros(self.y.shape, dtype=torch.bool)
         for row, slot, i, columns in self._rows():
             mask[row, columns] = (slot, i) in members
@@ -173,14 +158,9 @@ def build(spec: Spec, dtype: torch.dtype, device: str = DEVICE, seed: int = 0) -
     y[tokens:] = NAN
     truth = Truth(spec, x.to(wide), y.to(wide), {}, {}, {}, {}, {})
 
-    # Factor rows lie one row apart, so that a kernel that reads past its rank meets NaN and not a neighbour.
-    ranks = [max(adapter.ranks, default=0) for adapter in spec.adapters]
-    row_start = torch.tensor([1, *(1 + np.cumsum([rank + 1 for rank in ranks])).tolist(), 0], dtype=torch.int32)
-    factor_rows = int(row_start.max()) + 1
-    a = torch.full((slices, factor_rows, in_features), NAN, dtype=dtype)
-    b = torch.full((factor_rows, out), NAN, dtype=dtype)
-    table = torch.zeros(slots, slices, 2, dtype=torch.int32)
-    scale, shift, e = (torch.full((slots, out), NAN) for _ in range(3))
+    arena = Arena(dtype)
+    table = torch.full((slots, slices, FIELDS), FAR_ROW, dtype=torch.int32)
+    table[..., Field.RANK] = table[..., Field.FLAGS] = table[..., Field.WIDTH] = 0
 
     pairs, shared_rank = len(spec.pair_ranks), max(spec.pair_ranks)
     out_offsets = [3 * i for i in range(slices)]
@@ -191,94 +171,101 @@ def build(spec: Spec, dtype: torch.dtype, device: str = DEVICE, seed: int = 0) -
         shared_a[pair, :rank, used] = normal(rank, in_features) / in_features**0.5
         for i, offset in enumerate(out_offsets):
             shared_b[pair, :rank, offset : offset + spec.slices[i]] = normal(rank, spec.slices[i]) / rank**0.5
-    d = torch.full((slots, slices, shared_rank), NAN)
-
-    max_width = max((w for adapter in spec.adapters for w in adapter.widths), default=1) or 1
-    rotation = torch.full((slots, slices, in_features * max_width), NAN, dtype=dtype)
-    width = torch.zeros(slots, slices, dtype=torch.int32)
 
     for slot, adapter in enumerate(spec.adapters):
         for i in range(slices):
-            columns, member, flags = slice(starts[i], starts[i + 1]), (slot, i), 0
+            entry, member, flags, out_slice = table[slot, i], (slot, i), 0, spec.slices[i]
             rank = adapter.ranks[i] if adapter.ranks else 0
             if rank:
-                first = int(row_start[slot])
-                a[i, first : first + rank] = normal(rank, in_features) / in_features**0.5
-                b[first : first + rank, columns] = normal(rank, spec.slices[i]) / rank**0.5
-                factors = a[i, first : first + rank].T, b[first : first + rank, columns]
-                truth.factors[member] = factors[0].to(wide), factors[1].to(wide)
+                a, b = normal(rank, in_features) / in_features**0.5, normal(rank, out_slice) / rank**0.5
+                entry[Field.RANK], entry[Field.A], entry[Field.B] = rank, arena.put(a), arena.put(b)
+                truth.factors[member] = a.T.to(wide), b.to(wide)
             if adapter.scale:
                 flags |= Flag.SCALE
-                scale[slot, columns] = 1 + 0.3 * normal(spec.slices[i], to=torch.float32)
-                truth.scale[member] = scale[slot, columns].to(wide)
+                scale = 1 + 0.3 * normal(out_slice, to=torch.float32)
+                entry[Field.SCALE], truth.scale[member] = arena.put(scale), scale.to(wide)
             if adapter.shift:
                 flags |= Flag.SHIFT
-                shift[slot, columns] = normal(spec.slices[i], to=torch.float32)
-                truth.shift[member] = shift[slot, columns].to(wide)
+                shift = normal(out_slice, to=torch.float32)
+                entry[Field.SHIFT], truth.shift[member] = arena.put(shift), shift.to(wide)
             if i in adapter.shared_slices:
                 flags |= Flag.SHARED
                 rank_of_pair, offset = spec.pair_ranks[adapter.pair], out_offsets[i]
-                d[slot, i, :rank_of_pair] = normal(rank_of_pair, to=torch.float32)
-                e[slot, columns] = normal(spec.slices[i], to=torch.float32)
+                vectors = normal(rank_of_pair, to=torch.float32), normal(out_slice, to=torch.float32)
+                entry[Field.D], entry[Field.E] = (arena.put(vector) for vector in vectors)
+                entry[Field.PAIR] = adapter.pair
                 pair_a = shared_a[adapter.pair, :rank_of_pair, spec.in_offset : spec.in_offset + in_features].T
-                pair_b = shared_b[adapter.pair, :rank_of_pair, offset : offset + spec.slices[i]]
-                vectors = d[slot, i, :rank_of_pair], e[slot, columns]
+                pair_b = shared_b[adapter.pair, :rank_of_pair, offset : offset + out_slice]
                 truth.shared[member] = tuple(tensor.to(wide) for tensor in (pair_a, pair_b, *vectors))
             if adapter.widths and adapter.widths[i]:
                 flags |= Flag.ROTATION
-                w = width[slot, i] = adapter.widths[i]
+                w = adapter.widths[i]
                 difference = normal(in_features // w, w, w) * 0.5 / w**0.5
-                rotation[slot, i, : in_features * w] = difference.flatten()
+                entry[Field.WIDTH], entry[Field.ROTATION] = w, arena.put(difference)
                 truth.blocks[member] = difference.to(wide)
-            table[slot, i] = torch.tensor([rank, flags])
+            entry[Field.FLAGS] = flags
 
+    data = arena.data().to(device)
+    max_rank = max((max(adapter.ranks, default=0) for adapter in spec.adapters), default=0)
     layer = {
-        "a": a,
-        "b": b,
-        "row_start": row_start,
-        "table": table,
-        "scale": scale,
-        "shift": shift,
-        "slice_starts": torch.tensor(starts, dtype=torch.int32),
-        "max_slice": max(spec.slices),
-        "max_rank": max(ranks, default=0),
-        "shared_a": shared_a,
-        "shared_b": shared_b,
-        "pair_rank": torch.tensor(spec.pair_ranks, dtype=torch.int32),
-        "d": d,
-        "e": e,
-        "out_offsets": torch.tensor(out_offsets, dtype=torch.int32),
+        "factors": data.view(dtype),
+        "vectors": data.view(torch.float32),
+        "table": table.to(device),
+        "shared_a": shared_a.to(device),
+        "shared_b": shared_b.to(device),
+        "pair_rank": torch.tensor(spec.pair_ranks, dtype=torch.int32, device=device),
+        "slice_starts": starts,
+        "out_offsets": out_offsets,
         "in_offset": spec.in_offset,
-        "rotation": rotation,
-        "width": width,
-        "max_width": max_width,
+        "max_rank": max_rank,
+        "rotation_width": max((w for adapter in spec.adapters for w in adapter.widths), default=0),
     }
     return Case(
         spec,
-        build_plan(spec, slots, device),
+        build_plan(spec, slots, max_rank, device),
         x.to(device),
         y.to(device),
-        {name: value.to(device) if isinstance(value, Tensor) else value for name, value in layer.items()},
+        layer,
         (normal(out, in_features) / in_features**0.5).to(device),
         normal(out).to(device),
-        starts,
         truth,
     )
 
 
-def build_plan(spec: Spec, slots: int, device: str) -> BatchPlan:
-    tokens = len(spec.slot_of_token)
-    plan = BatchPlan(tokens + spec.padding + 5, slots, device)
-    pair_of_slot = np.full(slots, -1)
-    rotated = np.zeros(slots, dtype=bool)
+class Arena:
+    """Pieces one after the other, NaN between them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.parts = [torch.full((UNIT_BYTES,), 255, dtype=torch.uint8)]
+
+    def put(self, piece: Tensor) -> int:
+        """Append a piece; returns the unit where it starts."""
+        unit = sum(len(part) for part in self.parts) // UNIT_BYTES
+        piece = piece.contiguous().flatten().view(torch.uint8)
+        padding = torch.full((-len(piece) % UNIT_BYTES + UNIT_BYTES,), 255, dtype=torch.uint8)
+        self.parts += [piece, padding]
+        return unit
+
+    def data(self) -> Tensor:
+        return torch.cat(self.parts)
+
+
+def build_plan(spec: Spec, slots: int, max_rank: int, device: str) -> BatchPlan:
+    tokens, pairs = len(spec.slot_of_token), len(spec.pair_ranks)
+    plan = BatchPlan(tokens + spec.padding + 5, slots, pairs, max_rank, max(spec.pair_ranks), device)
+    residents = Residents.none(slots, pairs)
+    residents.pair_rank[:] = spec.pair_ranks
     for slot, adapter in enumerate(spec.adapters):
-        pair_of_slot[slot] = adapter.pair
-        rotated[slot] = any(adapter.widths)
+        residents.rank[slot] = max(adapter.ranks, default=0)
+        residents.pair[slot] = adapter.pair
+        residents.rotated[slot] = any(adapter.widths)
     slot_of_token = np.array(spec.slot_of_token, dtype=np.int32)
-    plan.update(slot_of_token, pair_of_slot, rotated)
-    plan.rows[int((slot_of_token >= 0).sum()) :] = FAR_ROW
-    pair_of_row = np.append(pair_of_slot, -1)[slot_of_token]
-    plan.shared_rows[int((pair_of_row >= 0).sum()) :] = FAR_ROW
+    plan.update(slot_of_token, residents)
+    pair_of_row = np.append(residents.pair, -1)[slot_of_token]
+    for part, rows in ((Part.ROWS, slot_of_token), (Part.SHARED_ROWS, pair_of_row)):
+        first, end = (plan.offsets[p] for p in (part, part + 1))
+        plan.buffer[first + int((rows >= 0).sum()) : end] = FAR_ROW
     return plan
 
 
@@ -361,6 +348,7 @@ ROTATIONS = [
     ),
     Spec("diagonal-odd", 19, (7,), (Adapter(widths=(1,)), Adapter(widths=(19,))), batch(10, 2), padding=4),
     Spec("wider-than-block", 192, (8, 4), (Adapter(widths=(96, 3)), Adapter(widths=(24, 64))), batch(20, 2)),
+    Spec("widest", 160, (8, 4), (Adapter(widths=(32, 4)), Adapter(widths=(32, 32))), batch(40, 2), padding=3),
     Spec("no-rotation", 24, (5,), (Adapter(ranks=(2,)),), batch(6, 1)),
     Spec("empty", 24, (5,), (Adapter(widths=(8,)),), ()),
     Spec("all-base", 24, (5,), (Adapter(widths=(8,)),), (-1, -1)),

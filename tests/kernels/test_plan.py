@@ -1,50 +1,69 @@
 import numpy as np
 import pytest
-import torch
 
-from scute.kernels.plan import BatchPlan, tile_count, tile_height
-
-NO_PAIR = np.full(4, -1)
-NO_ROTATION = np.zeros(4, dtype=bool)
+from scute.kernels.plan import BatchPlan, Residents, tile_count, tile_height
+from scute.kernels.routes import Part
 
 
-def plan_of(slots, pairs=NO_PAIR, rotated=NO_ROTATION, **options) -> BatchPlan:
-    plan = BatchPlan(400, 4, "cpu")
-    plan.update(np.array(slots, dtype=np.int64), np.asarray(pairs), np.asarray(rotated, dtype=bool), **options)
+def residents_of(pairs=(-1,) * 4, rotated=(False,) * 4, ranks=(0,) * 4, pair_ranks=(0,) * 4) -> Residents:
+    return Residents(np.array(ranks), np.array(pairs), np.array(rotated), np.array(pair_ranks))
+
+
+def plan_of(slots, *, force_routes: bool = False, **residents) -> BatchPlan:
+    plan = BatchPlan(400, 4, pairs=4, max_rank=256, shared_rank=256, device="cpu")
+    plan.update(np.array(slots, dtype=np.int64), residents_of(**residents), force_routes=force_routes)
     return plan
 
 
-def used(tiles: torch.Tensor) -> list[list[int]]:
-    return [tile for tile in tiles.tolist() if tile[2]]
+def used(plan: BatchPlan, part: Part) -> list[list[int]]:
+    records = plan.part(part).view(-1, 4 if part in (Part.SHRINK_SMALL, Part.SHRINK_LARGE) else 3)
+    return [record for record in records.tolist() if record[2]]
+
+
+def rows_of(plan: BatchPlan, part: Part = Part.ROWS) -> list[int]:
+    return plan.part(part).tolist()
 
 
 def test_sorts_rows_by_slot_and_leaves_base_rows_out():
     plan = plan_of([2, -1, 0, 2, -1, 0])
-    assert plan.rows[:4].tolist() == [2, 5, 0, 3]
-    assert used(plan.tiles_small) == used(plan.tiles_large) == [[0, 0, 2], [2, 2, 2]]
-    assert plan.slot_of_row[:8].tolist() == [2, -1, 0, 2, -1, 0, -1, -1]
+    assert rows_of(plan)[:4] == [2, 5, 0, 3]
+    assert used(plan, Part.TILES_SMALL) == used(plan, Part.TILES_LARGE) == [[0, 0, 2], [2, 2, 2]]
+    assert rows_of(plan, Part.SLOT_OF_ROW)[:8] == [2, -1, 0, 2, -1, 0, -1, -1]
 
 
 def test_groups_shared_rows_by_pair_over_slots():
     plan = plan_of([3, 0, 1, 3, -1, 2], pairs=[1, -1, 0, 1])
-    assert plan.shared_rows[:4].tolist() == [5, 0, 1, 3]
-    assert used(plan.shared_tiles_small) == [[0, 0, 1], [1, 1, 3]]
+    assert rows_of(plan, Part.SHARED_ROWS)[:4] == [5, 0, 1, 3]
+    assert used(plan, Part.SHARED_TILES_SMALL) == [[0, 0, 1], [1, 1, 3]]
 
 
 def test_cuts_long_segments():
     plan = plan_of([1] * 70)
-    assert used(plan.tiles_small) == [[1, 0, 16], [1, 16, 16], [1, 32, 16], [1, 48, 16], [1, 64, 6]]
-    assert used(plan.tiles_large) == [[1, 0, 64], [1, 64, 6]]
+    assert used(plan, Part.TILES_SMALL) == [[1, 0, 16], [1, 16, 16], [1, 32, 16], [1, 48, 16], [1, 64, 6]]
+    assert used(plan, Part.TILES_LARGE) == [[1, 0, 32], [1, 32, 32], [1, 64, 6]]
 
 
-def test_views_keep_their_addresses_and_forget_the_last_batch():
-    plan = plan_of([0, 1, 2, 3] * 50, pairs=[0, 1, 2, 3])
-    before = [view.data_ptr() for view in (plan.rows, plan.tiles_small, plan.slot_of_row)]
-    plan.update(np.array([1]), NO_PAIR, NO_ROTATION)
-    assert [view.data_ptr() for view in (plan.rows, plan.tiles_small, plan.slot_of_row)] == before
-    assert used(plan.tiles_small) == used(plan.tiles_large) == [[1, 0, 1]]
-    assert used(plan.shared_tiles_small) == used(plan.shared_tiles_large) == []
-    assert plan.slot_of_row.tolist() == [1] + [-1] * 399
+def test_a_rank_is_cut_into_chunks_and_a_pair_follows_the_slots():
+    plan = plan_of([0, 1, 1, 2, 3], ranks=[8, 70, 0, 0], pairs=[-1, -1, -1, 2], pair_ranks=[0, 0, 30, 0])
+    own = [[0, 0, 1, 0], *([1, 1, 2, rank] for rank in (0, 16, 32, 48, 64))]
+    assert used(plan, Part.SHRINK_SMALL) == [*own, [-3, 0, 1, 0], [-3, 0, 1, 16]]
+    assert used(plan, Part.SHRINK_LARGE) == [[0, 0, 1, 0], [1, 1, 2, 0], [1, 1, 2, 64], [-3, 0, 1, 0]]
+
+
+def test_rotated_tiles_are_those_of_slots_that_rotate():
+    plan = plan_of([2, 0, 2, 1], rotated=[False, False, True, False])
+    assert used(plan, Part.ROTATED_SMALL) == [[2, 2, 2]]
+
+
+def test_keeps_its_buffer_and_forgets_the_last_batch():
+    plan = plan_of([0, 1, 2, 3] * 50, pairs=[0, 1, 2, 3], ranks=[9] * 4, pair_ranks=[5] * 4, rotated=[True] * 4)
+    before = plan.buffer.data_ptr()
+    plan.update(np.array([1]), residents_of())
+    assert plan.buffer.data_ptr() == before
+    assert used(plan, Part.SHRINK_SMALL) == used(plan, Part.ROTATED_LARGE) == []
+    assert used(plan, Part.TILES_SMALL) == used(plan, Part.TILES_LARGE) == [[1, 0, 1]]
+    assert used(plan, Part.SHARED_TILES_SMALL) == used(plan, Part.SHARED_TILES_LARGE) == []
+    assert rows_of(plan, Part.SLOT_OF_ROW) == [1] + [-1] * 399
 
 
 @pytest.mark.parametrize(
@@ -68,7 +87,7 @@ def test_refuses_what_it_cannot_hold(slots, message):
 
 
 def test_tile_numbers():
-    assert [tile_height(tokens) for tokens in (1, 256, 257)] == [16, 16, 64]
+    assert [tile_height(tokens) for tokens in (1, 256, 257)] == [16, 16, 32]
     assert tile_count(3, 16, 64) == 3
     assert tile_count(100, 16, 4) == 11
     assert tile_count(0, 16, 4) == 0

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from scute.kernels.plan import LARGE_TILE, SMALL_TILE, BatchPlan, tile_count
+from scute.kernels.plan import LARGE_TILE, RANK_CHUNKS, SMALL_TILE, BatchPlan, Residents, tile_count
+from scute.kernels.routes import Part
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -33,12 +34,21 @@ def check(keys: np.ndarray, rows: np.ndarray, tiles: np.ndarray, height: int, se
 @hypothesis.settings(deadline=None, max_examples=150)
 def test_tiles_cover_every_adapter_row_once(batch, spare):
     slots, slot_of_token, pair_of_slot = batch
-    plan = BatchPlan(len(slot_of_token) + spare, slots, "cpu")
-    plan.update(slot_of_token, pair_of_slot, np.zeros(slots, dtype=bool))
+    plan = BatchPlan(len(slot_of_token) + spare, slots, 4, max_rank=200, shared_rank=70, device="cpu")
+    residents = Residents.none(slots, 4)
+    residents.pair[:], residents.rank[:], residents.pair_rank[:] = pair_of_slot, 200 // (1 + np.arange(slots)), 70
+    plan.update(slot_of_token, residents)
     pair_of_token = np.append(pair_of_slot, -1)[slot_of_token]
-    rows, shared_rows = plan.rows.numpy(), plan.shared_rows.numpy()
-    check(slot_of_token, rows, plan.tiles_small.numpy(), SMALL_TILE, slots)
-    check(slot_of_token, rows, plan.tiles_large.numpy(), LARGE_TILE, slots)
-    check(pair_of_token, shared_rows, plan.shared_tiles_small.numpy(), SMALL_TILE, min(slots, 4))
-    check(pair_of_token, shared_rows, plan.shared_tiles_large.numpy(), LARGE_TILE, min(slots, 4))
+    rows, shared_rows = (plan.part(part).numpy() for part in (Part.ROWS, Part.SHARED_ROWS))
+    for size, height in enumerate((SMALL_TILE, LARGE_TILE)):
+        tiles = plan.part(Part(Part.TILES_SMALL + size)).view(-1, 3).numpy()
+        shared_tiles = plan.part(Part(Part.SHARED_TILES_SMALL + size)).view(-1, 3).numpy()
+        check(slot_of_token, rows, tiles, height, slots)
+        check(pair_of_token, shared_rows, shared_tiles, height, min(slots, 4))
+        chunk = RANK_CHUNKS[size]
+        expected = [(*tile, r) for tile in tiles if tile[2] for r in range(0, residents.rank[tile[0]], chunk)]
+        expected += [(-1 - pair, *tile, r) for pair, *tile in shared_tiles if tile[1] for r in range(0, 70, chunk)]
+        items = plan.part(Part(Part.SHRINK_SMALL + size)).view(-1, 4).numpy()
+        assert [tuple(item) for item in items[: len(expected)]] == expected
+        assert not items[len(expected) :].any()
     assert plan.live.tolist() == [(slot_of_token >= 0).any(), (pair_of_token >= 0).any(), 0]

@@ -2,16 +2,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_cases import ROTATIONS, Spec, Truth, assert_close, assert_same_bits, assert_true, build
+from kernel_cases import PROJECTIONS, ROTATIONS, Spec, Truth, assert_close, assert_same_bits, assert_true, build
 
-from scute.kernels import reference, rotate
+from scute.kernels import launch, reference
+from scute.kernels.routes import Route
 
 IMPLEMENTATIONS = [
     pytest.param(reference, torch.float64, id="reference-float64"),
     pytest.param(reference, torch.float32, id="reference-float32"),
     pytest.param(reference, torch.float16, id="reference-float16"),
-    pytest.param(rotate, torch.float32, id="triton-float32"),
-    pytest.param(rotate, torch.float16, id="triton-float16"),
+    pytest.param(launch, torch.float32, id="triton-float32"),
+    pytest.param(launch, torch.float16, id="triton-float16"),
 ]
 
 
@@ -31,10 +32,11 @@ def test_rotates_row_by_row_and_copies_the_rest(module, dtype: torch.dtype, spec
 
 @pytest.mark.parametrize("spec", ROTATIONS, ids=str)
 @pytest.mark.parametrize(("module", "dtype"), IMPLEMENTATIONS)
-def test_base_linear_gives_every_slice_its_own_input(module, dtype: torch.dtype, spec: Spec):
+def test_linear_gives_every_slice_its_own_input(module, dtype: torch.dtype, spec: Spec):
     case = build(spec, dtype)
-    real, starts = slice(0, len(spec.slot_of_token)), case.slice_starts_host
-    y = module.base_linear(*case.base_linear_args())
+    real, starts = slice(0, len(spec.slot_of_token)), case.layer["slice_starts"]
+    case.plan.live[Route.LOW_RANK] = 0
+    y = module.linear(*case.linear_args())
     inputs = module.rotate(*case.rotate_args())[:, real].double().cpu()
     weight, bias = case.weight.double().cpu(), case.bias.double().cpu()
     for i, (start, end) in enumerate(pairwise(starts)):
@@ -43,25 +45,33 @@ def test_base_linear_gives_every_slice_its_own_input(module, dtype: torch.dtype,
         assert_close(y[real, start:end], inputs[i] @ part + part_bias, magnitude)
 
 
-@pytest.mark.parametrize("module", [reference, rotate])
-def test_base_linear_takes_no_bias(module):
+@pytest.mark.parametrize("module", [reference, launch])
+def test_linear_takes_no_bias(module):
     case = build(ROTATIONS[0], torch.float32)
-    x, weight, _, *rest = case.base_linear_args()
-    y = module.base_linear(x, weight, None, *rest)
-    expected = module.base_linear(*case.base_linear_args())
+    x, weight, _, *rest = case.linear_args()
+    y = module.linear(x, weight, None, *rest)
+    expected = module.linear(*case.linear_args())
     torch.testing.assert_close(y + case.bias, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("module", [reference, rotate])
+@pytest.mark.parametrize("module", [reference, launch])
 def test_not_live_is_the_plain_projection(module):
     case = build(ROTATIONS[0], torch.float32)
-    case.plan.live[2] = 0
+    case.plan.live.zero_()
     assert_same_bits(module.rotate(*case.rotate_args()), case.x.repeat(3, 1, 1))
     plain = torch.nn.functional.linear(case.x, case.weight, case.bias)
-    assert_same_bits(module.base_linear(*case.base_linear_args()), plain)
+    assert_same_bits(module.linear(*case.linear_args()), plain)
 
 
-@pytest.mark.parametrize("module", [reference, rotate])
+@pytest.mark.parametrize("module", [reference, launch])
+def test_linear_also_adapts(module):
+    case = build(PROJECTIONS[4], torch.float32)
+    y = torch.nn.functional.linear(case.x, case.weight, case.bias)
+    module.adapt(*case.adapt_args(y))
+    assert_same_bits(module.linear(*case.linear_args()), y)
+
+
+@pytest.mark.parametrize("module", [reference, launch])
 def test_is_deterministic(module):
     case = build(ROTATIONS[2], torch.float16)
     assert_same_bits(module.rotate(*case.rotate_args()), module.rotate(*case.rotate_args()))

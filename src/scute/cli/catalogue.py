@@ -113,6 +113,10 @@ CATALOGUE: dict[Code, Entry] = {
         "VeRA is switched off, its rank exceeds shared_rank, or all shared_pairs places are taken.",
         "Raise shared_rank or shared_pairs in additional_config['scute'], or unload an adapter that holds a place.",
     ),
+    Code.CAPACITY_DEVICE: Entry(
+        "The largest max_loras of all admitted adapters would not fit the device memory for adapters together.",
+        "Raise adapter_memory_gib in additional_config['scute'], lower --max-loras, or unload an adapter.",
+    ),
     Code.CAPACITY_HOST: Entry(
         "The files of all admitted adapters would exceed host_memory_gib.",
         "Raise host_memory_gib in additional_config['scute'], or unload an adapter.",

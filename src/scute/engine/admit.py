@@ -14,19 +14,19 @@ from scute.admission import compile_adapter
 from scute.algebra.form import AdapterForm, Member, SharedPair
 from scute.engine import weights
 from scute.engine.layers import ScuteLinear
-from scute.engine.packing import PackedAdapter, pack
+from scute.engine.packing import PackedAdapter, lay_out, pack
+from scute.engine.pieces import SliceSlots
 from scute.engine.placement import Place, localize, splits_input
-from scute.engine.slots import SliceSlots
 from scute.errors import Code, Refusal
 
 if TYPE_CHECKING:
-    from scute.engine.managers import ScuteModelManager
+    from scute.engine.model_manager import ScuteModelManager
 
 LocalMembers = dict[str, list[Member | None]]
 
 
 def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAdapter:
-    """The adapter of a PEFT folder, ready to copy into this rank's slots.
+    """The adapter of a PEFT folder, ready to copy into this rank's arena.
 
     Collective under tensor parallelism: every rank admits the same adapters in the same order, and all of them
     refuse if one does. Raises Refusal.
@@ -41,15 +41,18 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
     _check_capacity(manager, adapter_id, form)
     manager.store.check_fits(adapter_id, file_bytes)
     members = _resolve(members, _reduce(manager, squares))
+    pair = _shared_pair(form)
     with _AllOrNone() as agreement:
-        layers = _pack(manager, members)
-        _check_pair_finite(pair := _shared_pair(form), manager.lora_config.lora_dtype)
+        buffer, entries = lay_out(_pack(manager, members), manager.num_slices, manager.pins_memory)
+        packed = PackedAdapter(form.method, buffer, entries, None if pair is None else pair.key, file_bytes)
+        _check_pair_finite(pair, manager.lora_config.lora_dtype)
+        manager.check_device_memory(adapter_id, packed)
         agreement.succeed()
     if manager.pairs is not None:
         manager.pairs.release(adapter_id)  # held by what it replaces in place
         if pair is not None:
             manager.pairs.acquire(pair, adapter_id)
-    return PackedAdapter(form.method, layers, None if pair is None else pair.key, file_bytes)
+    return packed
 
 
 def _local_folder(path: str) -> Path:
@@ -162,7 +165,7 @@ def _square_sums(manager: "ScuteModelManager", members: LocalMembers) -> dict[tu
             continue
         layer: Any = manager.modules[module]
         weight = weights.dense_weight(layer.base_layer)
-        starts = layer.slots.starts
+        starts = layer.slice_starts
         for index, member in enumerate(local):
             if member is not None and member.magnitude is not None:
                 sums[module, index] = weights.square_sums(weight[starts[index] : starts[index + 1]], member)
@@ -191,31 +194,29 @@ def _resolve(members: LocalMembers, sums: dict[tuple[str, int], Tensor]) -> Loca
     return dict(resolved)
 
 
-def _pack(manager: "ScuteModelManager", members: LocalMembers) -> dict[str, list[SliceSlots | None]]:
+def _pack(manager: "ScuteModelManager", members: LocalMembers) -> dict[int, SliceSlots]:
+    """What the adapter puts into each slice, by the slice's place in the table."""
     dtype = manager.lora_config.lora_dtype
-    layers: dict[str, list[SliceSlots | None]] = {}
+    slices = {}
     for module, local in members.items():
-        layer = manager.modules[module]
-        layers[module] = [
-            None if m is None else pack(layer, index, m, dtype, manager.options) for index, m in enumerate(local)
-        ]
-        _check_finite(module, layers[module])
-    return layers
+        layer: Any = manager.modules[module]
+        for index, member in enumerate(local):
+            if member is not None:
+                piece = pack(layer, index, member, dtype, manager.options)
+                _check_finite(module, piece)
+                slices[layer.first_slice + index] = piece
+    return slices
 
 
-def _check_finite(module: str, pieces: list[SliceSlots | None]) -> None:
+def _check_finite(module: str, piece: SliceSlots) -> None:
     """A value beyond the LoRA dtype, or a zero column under DoRA, must not reach other tenants' batches as NaN."""
-    for piece in pieces:
-        if piece is None:
-            continue
-        for slot in ("a", "b", "scale", "shift", "d", "e", "rotation"):
-            tensor = getattr(piece, slot)
-            if tensor is not None and not torch.isfinite(tensor).all():
-                raise Refusal(
-                    Code.TENSOR_NOT_FINITE,
-                    f"slot {slot} of {module} is not finite in {tensor.dtype}; serve with a --dtype that holds it, or "
-                    "check the adapter (a DoRA column whose weight is zero has no norm).",
-                )
+    for field, tensor in piece.pieces():
+        if not torch.isfinite(tensor).all():
+            raise Refusal(
+                Code.TENSOR_NOT_FINITE,
+                f"slot {field.name.lower()} of {module} is not finite in {tensor.dtype}; serve with a --dtype that "
+                "holds it, or check the adapter (a DoRA column whose weight is zero has no norm).",
+            )
 
 
 def _check_pair_finite(pair: SharedPair | None, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ def bind() -> None:
     bind_worker_manager()
     bind_compile_key()
     bind_reset()
+    bind_rows()
     bind_graphs()
     bind_prefix_cache()
     bind_front_end()
@@ -36,7 +37,7 @@ def bind_worker_manager() -> None:
     """`load_lora_model` names the worker manager once, in this module."""
     import vllm.v1.worker.lora_model_runner_mixin as mixin
 
-    from scute.engine.managers import ScuteWorkerManager
+    from scute.engine.worker_manager import ScuteWorkerManager
 
     _expect_vllm("LRUCacheWorkerLoRAManager", mixin.LRUCacheWorkerLoRAManager)
     mixin.LRUCacheWorkerLoRAManager = ScuteWorkerManager
@@ -66,6 +67,19 @@ def bind_reset() -> None:
             self.lora_manager.readmit()
 
     _wrap(LoRAModelRunnerMixin, "reset_lora_state", reset_lora_state)
+
+
+def bind_rows() -> None:
+    """Hand the adapters of a step's rows on as arrays: both model runners look these names up in their module."""
+    import vllm.v1.worker.gpu.model_runner as runner_module
+    import vllm.v1.worker.lora_model_runner_mixin as mixin
+
+    from scute.engine.rows import RowMapping, RowState
+
+    _expect_vllm("LoRAMapping", mixin.LoRAMapping)
+    _expect_vllm("LoraState", runner_module.LoraState)
+    mixin.LoRAMapping = RowMapping
+    runner_module.LoraState = RowState
 
 
 def bind_graphs() -> None:

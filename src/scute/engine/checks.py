@@ -14,7 +14,7 @@ from scute.engine.upstream import vllm_version
 from scute.errors import Incompatible
 
 if TYPE_CHECKING:
-    from scute.engine.managers import ScuteModelManager
+    from scute.engine.model_manager import ScuteModelManager
 
 UNSUPPORTED_FLAGS = {
     "fully_sharded_loras": "its layers gather between shrink and expand, where Scute has one operator",

@@ -1,23 +1,32 @@
 """CUDA graphs keyed on which routes are live, for vLLM's V2 model runner.
 
 A captured graph replays the same kernels for every batch. vLLM keys its graphs on a number of active adapters; Scute
-makes it mean a set of routes instead: 0 for a batch of base rows, `max_loras + 1` for low-rank terms and vectors
-only, `max_loras + 2` for every route. A batch without VeRA and OFT so replays a graph in which the base GEMM is
-vLLM's own.
+makes it mean a set of routes instead: 0 for a batch of base rows, `max_loras + 1 + routes` for low-rank terms and
+vectors with these `Routes` beside them. A batch without VeRA and OFT so replays a graph without their kernels.
 """
 
 from collections.abc import Callable
+from enum import IntFlag
 from typing import Any
+
+from vllm.config import get_current_vllm_config_or_none
+
+from scute.engine.options import Options
 
 NO_ADAPTERS = 0
 
 
-def low_rank_case(max_loras: int) -> int:
-    return max_loras + 1
+class Routes(IntFlag):
+    """What an adapter needs beside low-rank terms and vectors."""
+
+    NONE = 0
+    SHARED = 1
+    ROTATION = 2
+    EVERY = 3
 
 
-def all_routes_case(max_loras: int) -> int:
-    return max_loras + 2
+def case_of(max_loras: int, routes: int) -> int:
+    return max_loras + 1 + routes
 
 
 def bind() -> None:
@@ -34,7 +43,11 @@ def capture_cases(lora_config: Any, compilation_config: Any) -> list[int]:  # no
     """The largest first: vLLM estimates the memory of all graphs from the first it captures."""
     if lora_config is None:
         return [NO_ADAPTERS]
-    return [all_routes_case(lora_config.max_loras), low_rank_case(lora_config.max_loras), NO_ADAPTERS]
+    vllm_config = get_current_vllm_config_or_none()
+    if vllm_config is not None:
+        _allow(Options.read(vllm_config))
+    combinations = sorted({routes & _served for routes in range(Routes.EVERY + 1)}, reverse=True)
+    return [*(case_of(lora_config.max_loras, routes) for routes in combinations), NO_ADAPTERS]
 
 
 def case_for_dispatch(lora_config: Any, lora_state: Any, req_ids: list[str], dummy_run: bool) -> int:
@@ -42,30 +55,40 @@ def case_for_dispatch(lora_config: Any, lora_state: Any, req_ids: list[str], dum
     if not lora_config:
         return NO_ADAPTERS
     if dummy_run:
-        return all_routes_case(lora_config.max_loras)
+        return case_of(lora_config.max_loras, _served)
     adapters = lora_state.get_activate_loras(req_ids)
     if not adapters:
         return NO_ADAPTERS
-    if any(needs_every_route(a.lora_int_id) for a in adapters):
-        return all_routes_case(lora_config.max_loras)
-    return low_rank_case(lora_config.max_loras)
+    routes = 0
+    for adapter in adapters:
+        routes |= routes_of(adapter.lora_int_id)
+    return case_of(lora_config.max_loras, routes)
 
 
-_low_rank_only: set[int] = set()
-"""Ids of the adapters of this process's engine that use neither shared factors nor an input transform."""
+_served = int(Routes.EVERY)
+"""The routes that the options of this process's engine leave on."""
+
+_routes: dict[int, int] = {}
+"""The routes of the adapters of this process's engine, by id."""
 
 
-def needs_every_route(adapter_id: int) -> bool:
-    return adapter_id not in _low_rank_only
+def _allow(options: Options) -> None:
+    global _served
+    shared, rotation = options.shared_pairs > 0, options.rotation_width > 0
+    _served = Routes.SHARED * shared | Routes.ROTATION * rotation
 
 
-def record(adapter_id: int, low_rank_only: bool) -> None:
+def routes_of(adapter_id: int) -> int:
+    return _routes.get(adapter_id, _served)
+
+
+def record(adapter_id: int, *, shared: bool, rotation: bool) -> None:
     """Called when an adapter is admitted."""
-    (_low_rank_only.add if low_rank_only else _low_rank_only.discard)(adapter_id)
+    _routes[adapter_id] = Routes.SHARED * shared | Routes.ROTATION * rotation
 
 
 def forget(adapter_id: int) -> None:
-    _low_rank_only.discard(adapter_id)
+    _routes.pop(adapter_id, None)
 
 
 def capture_hook(lora_config: Any, runner: Any, original: Callable[..., Any]) -> Callable[[int, int, int], None] | None:
@@ -77,7 +100,8 @@ def capture_hook(lora_config: Any, runner: Any, original: Callable[..., Any]) ->
     def with_routes(num_active_loras: int, num_reqs: int, num_tokens: int) -> None:
         hook(num_active_loras, num_reqs, num_tokens)
         if num_active_loras:
-            every = num_active_loras == all_routes_case(lora_config.max_loras)
-            runner.lora_manager.force_routes(shared=every, rotation=every)
+            routes = num_active_loras - case_of(lora_config.max_loras, Routes.NONE)
+            shared, rotation = bool(routes & Routes.SHARED), bool(routes & Routes.ROTATION)
+            runner.lora_manager.force_routes(shared=shared, rotation=rotation)
 
     return with_routes

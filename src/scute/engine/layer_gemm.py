@@ -3,6 +3,7 @@
 Hidden from torch.compile like the other operators, so that whether an input transform is live is decided when it runs.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,16 +38,13 @@ def register(layer: Any) -> str:
 def layer_gemm(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:
     """x [..., in] to [..., out]: one GEMM where no input transform is live, else one a slice on its own input."""
     layer: Any = get_forward_context().no_compile_layers[key]
-    quant_method, slots, plan = layer._get_quant_method(), layer.slots, layer.plan
-    if not plan.live[Route.ROTATION].item():
+    quant_method = layer._get_quant_method()
+    if not layer.plan.is_live(Route.ROTATION):
         return quant_method.apply(layer.base_layer, x, bias)
     flat = x.flatten(0, -2) if x.ndim > 2 else x
-    inputs = torch.ops.scute.rotate(
-        flat, slots.rotation, slots.width, layer.rotation_width,
-        plan.rows, plan.tiles_small, plan.tiles_large, plan.live,
-    )  # fmt: skip
+    inputs = torch.ops.scute.rotate(flat, *layer.slots, *layer.plan)
     output = x.new_empty(flat.shape[0], out)
-    for index, (start, end) in enumerate(zip(slots.starts, slots.starts[1:], strict=False)):
+    for index, (start, end) in enumerate(pairwise(layer.slice_starts)):
         output[:, start:end] = quant_method.apply(layer.base_layer, inputs[index], bias)[:, start:end]
     return output.view(*x.shape[:-1], out)
 

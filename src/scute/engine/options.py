@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 
 class Options(BaseModel):
-    """Sizes of the slot buffers; everything else follows vLLM's own LoRA flags.
+    """Limits that vLLM has no flag for; everything else follows vLLM's own LoRA flags.
 
-    rotation_width: widest block of an input transform R (OFT's `oft_block_size`); 0 reserves no R, and refuses OFT
-    and (IA)3 on the inputs of a feed-forward that is not gated.
+    adapter_memory_gib: device memory of a rank for the adapters of a batch. If not given, it is what `max_loras`
+    adapters of one method need at the other limits.
+    rotation_width: widest block of an input transform R (OFT's `oft_block_size`); 0 refuses OFT, and (IA)3 on the
+    inputs of a feed-forward that is not gated.
     shared_pairs: how many different pairs of shared factors (VeRA projections) may be resident; 0 refuses VeRA.
     shared_rank: largest rank of a shared pair.
     host_memory_gib: how much all admitted adapters may take in host memory, by size of their files; half of the
@@ -24,6 +26,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    adapter_memory_gib: float | None = Field(default=None, gt=0)
     rotation_width: int = Field(default=32, ge=0, le=MAX_WIDTH)
     shared_pairs: int = Field(default=4, ge=0)
     shared_rank: int = Field(default=256, ge=1)

@@ -1,35 +1,68 @@
-"""From members on this rank to host tensors that only need copying: resolve, fold, cast."""
+"""From members on this rank to one host buffer that only needs copying: resolve, fold, cast, lay out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from scute.algebra.fold import fold
 from scute.algebra.form import Member, Term
 from scute.engine.options import Options
+from scute.engine.pieces import SliceSlots, units_of
 from scute.engine.placement import input_range, splits_input
-from scute.engine.slots import SliceSlots
 from scute.errors import Code, Refusal
+from scute.kernels.routes import FIELDS, UNIT_BYTES, Field
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedAdapter:
-    """An adapter as the layers of this rank take it.
+    """An adapter as the arena of this rank takes it, in host memory.
 
-    layers: wrapped layer's name to its slices. pair_key: the shared factors it refers to, or None.
-    file_bytes: size of the adapter's file, the measure of the host budget (equal on every rank).
+    buffer: uint8 [units * UNIT_BYTES], pinned where there is a GPU: every piece, back to back. entries: int32
+    [slices, FIELDS], its rows of the table, with offsets from the start of the buffer and no shared pair yet.
+    pair_key: the shared factors it refers to, or None. file_bytes: size of the adapter's file, the measure of the
+    host budget (equal on every rank).
     """
 
     method: str
-    layers: dict[str, list[SliceSlots | None]]
+    buffer: Tensor
+    entries: npt.NDArray[np.int32]
     pair_key: str | None
     file_bytes: int
 
     @property
+    def units(self) -> int:
+        return self.buffer.numel() // UNIT_BYTES
+
+    @property
+    def rank(self) -> int:
+        """Largest rank of all slices."""
+        return int(self.entries[:, Field.RANK].max(initial=0))
+
+    @property
     def rotates(self) -> bool:
-        return any(s is not None and s.rotation is not None for layer in self.layers.values() for s in layer)
+        return bool(self.entries[:, Field.WIDTH].any())
+
+
+def lay_out(slices: Mapping[int, SliceSlots], total: int, pinned: bool) -> tuple[Tensor, npt.NDArray[np.int32]]:
+    """Buffer and entries of an adapter from its slices, by their place among the `total` slices of the model."""
+    entries = np.zeros((total, FIELDS), dtype=np.int32)
+    units = sum(piece.units for piece in slices.values())
+    buffer = torch.zeros(units * UNIT_BYTES, dtype=torch.uint8, pin_memory=pinned)
+    unit = 0
+    for index, piece in slices.items():
+        entry = entries[index]
+        entry[[Field.RANK, Field.FLAGS, Field.WIDTH]] = piece.rank, piece.flags, piece.width
+        for field, tensor in piece.pieces():
+            entry[field] = unit
+            first = unit * UNIT_BYTES
+            buffer[first : first + tensor.nbytes].copy_(tensor.contiguous().flatten().view(torch.uint8))
+            unit += units_of(tensor.nbytes)
+    return buffer, entries
 
 
 def pack(layer: Any, index: int, member: Member, dtype: torch.dtype, options: Options) -> SliceSlots:
@@ -44,7 +77,7 @@ def pack(layer: Any, index: int, member: Member, dtype: torch.dtype, options: Op
     rotation, width = _rotation(layer, folded, dtype, options)
     scale = None if folded.scale is None else folded.scale.float()
     shift = _shift(layer, index, folded)
-    return SliceSlots(_host(a), _host(b), _host(scale), _host(shift), _host(d), _host(e), _host(rotation), width)
+    return SliceSlots(a, b, scale, shift, d, e, rotation, width)
 
 
 def _factors(terms: list[Term], dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -52,7 +85,7 @@ def _factors(terms: list[Term], dtype: torch.dtype) -> tuple[Tensor | None, Tens
     if not terms:
         return None, None
     a, b = torch.cat([t.a.T for t in terms]), torch.cat([t.b for t in terms])
-    return a.to(dtype).contiguous(), b.to(dtype).contiguous()
+    return a.to(dtype), b.to(dtype)
 
 
 def _vectors(terms: list[Term], out: int) -> tuple[Tensor | None, Tensor | None]:
@@ -78,7 +111,7 @@ def _rotation(layer: Any, member: Member, dtype: torch.dtype, options: Options) 
         )
     if blocks.shape[0] * width != input_range(layer)[1]:
         raise Refusal(Code.TENSOR_SHAPE, f"an input transform covers {blocks.shape[0] * width} inputs only.")
-    difference = blocks - torch.eye(width, dtype=blocks.dtype)
+    difference = blocks - torch.eye(width, dtype=blocks.dtype, device=blocks.device)
     return difference.flatten().to(dtype), width
 
 
@@ -108,11 +141,3 @@ def _base_bias(layer: Any, index: int) -> Tensor | None:
         return None
     first = sum(layer.output_slices[:index])
     return bias.detach()[first : first + layer.output_slices[index]].float().cpu()
-
-
-def _host(tensor: Tensor | None) -> Tensor | None:
-    """Pinned, so that activating the adapter does not wait for its copies; never a view that keeps more alive."""
-    if tensor is None:
-        return None
-    tensor = tensor.contiguous()
-    return tensor.pin_memory() if torch.cuda.is_available() else tensor

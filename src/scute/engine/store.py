@@ -46,6 +46,10 @@ class HostStore:
         entry = self._entries.get(adapter_id)
         return None if entry is None or entry.path != path else entry.packed
 
+    def adapters(self) -> dict[int, PackedAdapter]:
+        """Every adapter by its id."""
+        return {adapter_id: entry.packed for adapter_id, entry in self._entries.items()}
+
     def put(self, adapter_id: int, path: str, packed: PackedAdapter) -> None:
         """Add or replace an adapter."""
         self._entries[adapter_id] = Entry(path, packed)

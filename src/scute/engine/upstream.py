@@ -19,8 +19,6 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.create_lora_weights": (
         "self", "max_loras", "lora_config", "model_config",
     ),
-    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.reset_lora": ("self", "index"),
-    f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA.set_lora": ("self", "index", "lora_a", "lora_b"),
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_sync": ("self", "x", "bias"),
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_lora_to_output": ("self", "x", "output"),
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._get_quant_method": ("self",),
@@ -31,21 +29,22 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_LAYERS}.column_parallel_linear:ColumnParallelLinearWithLoRA.slice_lora_b": ("self", "lora_b"),
     f"{_LAYERS}.row_parallel_linear:RowParallelLinearWithLoRA.slice_lora_a": ("self", "lora_a"),
     f"{_MANAGER}:LoRAModelManager._create_lora_modules": ("self",),
+    f"{_MANAGER}:LoRAModelManager._add_adapter": ("self", "lora"),
+    f"{_MANAGER}:LoRAModelManager._deactivate_adapter": ("self", "lora_id"),
     f"{_MANAGER}:LoRAModelManager._set_adapter_mapping": ("self", "mapping"),
     f"{_MANAGER}:LoRAModelManager.set_adapter_mapping": ("self", "mapping"),
     f"{_MANAGER}:LoRAModelManager.remove_all_adapters": ("self",),
     f"{_MANAGER}:LRUCacheLoRAModelManager.activate_adapter": ("self", "lora_id"),
     f"{_WORKER}:WorkerLoRAManager._load_adapter": ("self", "lora_request"),
     f"{_WORKER}:WorkerLoRAManager.add_dummy_lora": ("self", "lora_request", "rank"),
+    f"{_WORKER}:WorkerLoRAManager.list_adapters": ("self",),
     f"{_WORKER}:WorkerLoRAManager.remove_adapter": ("self", "adapter_id"),
     f"{_WORKER}:LRUCacheWorkerLoRAManager._apply_adapters": ("self", "lora_requests"),
     f"{_WORKER}:LRUCacheWorkerLoRAManager.create_lora_manager": ("self", "model", "vllm_config"),
     "vllm.lora.lora_model:LoRAModel.__init__": (
         "self", "lora_model_id", "rank", "loras", "is_3d_lora_weight", "modules_to_save",
     ),
-    "vllm.lora.lora_weights:LoRALayerWeights.__init__": (
-        "self", "module_name", "rank", "lora_alpha", "lora_a", "lora_b", "scaling",
-    ),
+    "vllm.lora.layers:LoRAMapping.__init__": ("self", "index_mapping", "prompt_mapping", "is_prefill", "type"),
     "vllm.lora.utils:from_layer": ("layer", "max_loras", "lora_config", "packed_modules_list", "model_config"),
     "vllm.lora.utils:parse_fine_tuned_lora_name": ("name", "weights_mapper"),
     "vllm.lora.utils:get_adapter_absolute_path": ("lora_path",),
@@ -56,6 +55,10 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state": ("self",),
     "vllm.config.lora:LoRAConfig.compute_hash": ("self",),
+    "vllm.v1.worker.gpu.lora_utils:LoraState.get_activate_loras": ("self", "req_ids"),
+    "vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs": (
+        "self", "req_ids", "idx_mapping", "num_scheduled_tokens",
+    ),
     "vllm.v1.worker.gpu.lora_utils:get_lora_capture_cases": ("lora_config", "compilation_config"),
     "vllm.v1.worker.gpu.lora_utils:get_num_active_loras_for_dispatch": (
         "lora_config", "lora_state", "req_ids", "dummy_run",
@@ -84,7 +87,11 @@ USES: dict[str, str] = {
     f"{_LAYERS}.base_linear:BaseLinearLayerWithLoRA._apply_base_forward": "_apply_lora_to_output",
     f"{_WORKER}:LRUCacheWorkerLoRAManager.add_adapter": "_load_adapter",
     "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys": "_gen_lora_extra_hash_keys",
-    f"{_MANAGER}:LoRAModelManager.set_adapter_mapping": "_set_adapter_mapping",
+    f"{_MANAGER}:LoRAModelManager.deactivate_adapter": "_deactivate_adapter",
+    f"{_MANAGER}:LRUCacheLoRAModelManager.add_adapter": "_add_adapter",
+    f"{_WORKER}:WorkerLoRAManager.set_active_adapters": "set_adapter_mapping",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin._set_active_loras": "LoRAMapping",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": "LoraState",
 }
 """Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
 

@@ -1,40 +1,88 @@
-"""Block sizes of the kernels, from shapes alone."""
+"""Block sizes of the kernels: from the table of this GPU where it has an entry, else from shapes and bytes alone."""
 
 from typing import NamedTuple
 
-from scute.kernels.plan import SMALL_TILE
 
-WARPS = 4
-SHRINK_STAGES = 3
-# On Hopper, ptxas miscompiles a pipelined wgmma whose A operand is in registers (triton#9433), as the expand has it.
-EXPAND_STAGES = 1
+class DecodeBlocks(NamedTuple):
+    """Of the kernels for tiles of few rows.
+
+    ranks, inner: ranks of a program of the shrink, and columns of x at a time (shared_inner: for a pair). outer, rank:
+    columns of a program of the expand for a slot's tile, and ranks at a time; shared_outer, shared_rank: the same for
+    a pair's tile. expand_registers: most a thread may have, so that enough programs are resident.
+    """
+
+    ranks: int
+    inner: int
+    shared_inner: int
+    shrink_warps: int
+    outer: int
+    rank: int
+    shared_outer: int
+    shared_rank: int
+    expand_warps: int
+    expand_registers: int
 
 
-class Blocks(NamedTuple):
-    """rank, inner, outer: block of the rank, of the columns of x, of the columns of y.
+class PrefillBlocks(NamedTuple):
+    """Of the kernels for tiles of many rows.
 
-    splits, split_width: how many programs share the sum over the columns of x, and the columns of each.
+    rank, shared_rank: ranks at a time, of a slot and of a pair. split_width: columns of x that one program of the
+    shrink sums, `inner` at a time. outer: columns of y of a program of the expand.
     """
 
     rank: int
+    shared_rank: int
     inner: int
-    outer: int
-    splits: int
     split_width: int
+    outer: int
+    shrink_warps: int
+    shrink_stages: int
+    expand_warps: int
 
 
-def choose_blocks(height: int, in_features: int, max_rank: int, element_size: int) -> Blocks:
-    """Blocks for tiles of `height` rows.
+class GemmBlocks(NamedTuple):
+    """rows, outer, inner: rows and columns of y, and columns of x, at a time."""
 
-    The splits depend on the tile height alone, not on the number of rows, and so does the order of a row's sum.
-    """
-    small = height == SMALL_TILE
-    rank = 16 if max_rank <= 16 else 32 if max_rank <= 32 else 64
-    inner = (256 if small else 128) // element_size
-    splits = min(16, _ceil_div(in_features, 256)) if small else min(4, _ceil_div(in_features, 1024))
-    split_width = _ceil_div(_ceil_div(in_features, splits), inner) * inner
-    return Blocks(rank, inner, 128, _ceil_div(in_features, split_width), split_width)
+    rows: int
+    outer: int
+    inner: int
+    warps: int
+    stages: int
 
 
-def _ceil_div(value: int, divisor: int) -> int:
-    return -(-value // divisor)
+def decode_blocks(in_features: int, out_features: int, shared_rank: int, element_size: int) -> DecodeBlocks:
+    """A program of the shrink takes all columns of x at once where registers hold them."""
+    inner = min(_power_of_2(in_features), 8192 // element_size)
+    ranks = 4 if inner >= in_features else 2
+    shared_outer = 32 if out_features < 16384 else 64
+    shared_block = min(128, _power_of_2(shared_rank))
+    return DecodeBlocks(ranks, inner, min(inner, 512 // element_size), 4, 512, 8, shared_outer, shared_block, 4, 128)
+
+
+def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_size: int) -> PrefillBlocks:
+    """The splits depend on the columns of x alone, not on the number of rows, and so does the order of a row's sum."""
+    inner = 128 // element_size
+    width = _up(-(-in_features // min(4, -(-in_features // 2048))), inner)
+    ranks = _rank_block(max_rank), _rank_block(shared_rank)
+    return PrefillBlocks(*ranks, inner, width, 512 // element_size, shrink_warps=4, shrink_stages=3, expand_warps=4)
+
+
+def gemm_blocks(tokens: int, out_features: int, element_size: int) -> GemmBlocks:
+    """A decode GEMM is bound by reading its weights: blocks deep enough to have many of their bytes in flight."""
+    rows = min(64, _power_of_2(tokens))
+    if out_features < 16384:
+        return GemmBlocks(rows, 64, 256 // element_size, warps=4, stages=4)
+    return GemmBlocks(rows, 128, 128 // element_size, warps=4, stages=4)
+
+
+def _rank_block(rank: int) -> int:
+    return 16 if rank <= 16 else 32 if rank <= 32 else 64
+
+
+def _power_of_2(value: int) -> int:
+    """The smallest power of two that is at least `value`, and at least 16."""
+    return max(16, 1 << (value - 1).bit_length())
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

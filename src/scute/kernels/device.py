@@ -1,68 +1,95 @@
-"""Device functions that the low-rank and the shared kernels have in common."""
+"""Device functions that the kernels have in common: table entries, pieces of the arena, tiles, wide products."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import triton
 import triton.language as tl
 
+from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag
 
-@triton.jit
-def load_tile(tiles, rows, index, HEIGHT: tl.constexpr):
-    """Entry `index` of a tile list: (segment, first position, count, batch rows, which lanes hold a row)."""
-    segment = tl.load(tiles + index * 3)
-    first = tl.load(tiles + index * 3 + 1)
-    count = tl.load(tiles + index * 3 + 2)
-    lane = tl.arange(0, HEIGHT)
-    mask = lane < count
-    row = tl.load(rows + first + lane, mask=mask, other=0).to(tl.int64)
-    return segment, first, count, row, mask
+RANK = tl.constexpr(int(Field.RANK))
+FLAGS = tl.constexpr(int(Field.FLAGS))
+A = tl.constexpr(int(Field.A))
+B = tl.constexpr(int(Field.B))
+SCALE_AT = tl.constexpr(int(Field.SCALE))
+SHIFT_AT = tl.constexpr(int(Field.SHIFT))
+D = tl.constexpr(int(Field.D))
+E = tl.constexpr(int(Field.E))
+ROTATION = tl.constexpr(int(Field.ROTATION))
+WIDTH = tl.constexpr(int(Field.WIDTH))
+PAIR = tl.constexpr(int(Field.PAIR))
+HAS_SCALE = tl.constexpr(int(Flag.SCALE))
+HAS_SHIFT = tl.constexpr(int(Flag.SHIFT))
+HAS_SHARED = tl.constexpr(int(Flag.SHARED))
 
-
-@triton.jit
-def shrink_block(
-    x,
-    row,
-    row_mask,
-    factor,
-    rank_start,
-    rank,
-    split_start,
-    split_width,
-    in_features,
-    partial,
-    stride_x,
-    stride_factor,
-    stride_partial,
-    HEIGHT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """partial[lane, r] = sum of x[row, k] * factor[r, k] over the columns of one split, for one block of r."""
-    r = rank_start + tl.arange(0, BLOCK_R)
-    acc = tl.zeros((HEIGHT, BLOCK_R), dtype=tl.float32)
-    for start in range(split_start, min(split_start + split_width, in_features), BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        x_block = tl.load(
-            x + row[:, None] * stride_x + k[None, :], mask=row_mask[:, None] & (k < in_features)[None, :], other=0.0
-        )
-        factor_block = tl.load(
-            factor + r[None, :].to(tl.int64) * stride_factor + k[:, None],
-            mask=(r < rank)[None, :] & (k < in_features)[:, None],
-            other=0.0,
-        )
-        acc = tl.dot(x_block, factor_block, acc, input_precision="ieee")
-    lane = tl.arange(0, HEIGHT).to(tl.int64)
-    tl.store(partial + lane[:, None] * stride_partial + r[None, :], acc, mask=row_mask[:, None] & (r < rank)[None, :])
+_FIELDS = tl.constexpr(FIELDS)
+_UNIT_BYTES = tl.constexpr(UNIT_BYTES)
 
 
 @triton.jit
-def sum_splits(partial, mask, splits, stride_split):
-    """Add the partial sums of all splits, always in the same order."""
-    total = tl.load(partial, mask=mask, other=0.0)
-    for _ in range(1, splits):
-        partial += stride_split
-        total += tl.load(partial, mask=mask, other=0.0)
-    return total
+def entry_of(table, slot, slice_index, stride_slot):
+    """Where the table's entry of a slot and slice starts."""
+    return table + slot.to(tl.int64) * stride_slot + slice_index * _FIELDS
+
+
+@triton.jit
+def field(entry, index: tl.constexpr):
+    """One column of an entry. Kept in L2: a step comes back to it after reading all weights of the model."""
+    return tl.load(entry + index, eviction_policy="evict_last")
+
+
+@triton.jit
+def piece(arena, unit):
+    """Pointer to the piece of the arena that starts at `unit`."""
+    return arena + unit.to(tl.int64) * (_UNIT_BYTES // (arena.dtype.element_ty.primitive_bitwidth // 8))
+
+
+@triton.jit
+def row_at(rows, lane, count):
+    """Row of the batch at position `lane` of a tile of `count`, and whether it exists."""
+    live = lane < count
+    return tl.load(rows + lane, mask=live, other=0).to(tl.int64), live
+
+
+@triton.jit
+def slice_of(block, starts, width, SLICES: tl.constexpr):
+    """Of piece `block` of y's columns, cut by slice: (slice, its first column, its end, the piece's offset in it)."""
+    slice_index = 0
+    start = starts[0]
+    end = starts[1]
+    first = 0
+    next_first = tl.cdiv(end - start, width)
+    for i in tl.static_range(1, SLICES):
+        if block >= next_first:
+            slice_index = i
+            start = starts[i]
+            end = starts[i + 1]
+            first = next_first
+        next_first += tl.cdiv(starts[i + 1] - starts[i], width)
+    return slice_index, start, end, (block - first) * width
+
+
+@triton.jit
+def element_of(values, index, COUNT: tl.constexpr):
+    """Element `index` of a tuple, where `index` is known only at run time."""
+    value = values[0]
+    for i in tl.static_range(1, COUNT):
+        if index == i:
+            value = values[i]
+    return value
+
+
+@triton.jit
+def sum_splits(partial, row_mask, r, rank, stride_split, SPLITS: tl.constexpr):
+    """h [rows, ranks]: the partial sums of all splits, always added in the same order; 0 from `rank` on.
+
+    partial: pointers to the rows of split 0, [rows, 1]. Whole blocks of ranks are read, what lies past the rank is
+    dropped: a mask there would make every load narrow.
+    """
+    h = tl.load(partial + r[None, :], mask=row_mask[:, None], other=0.0)
+    for i in tl.static_range(1, SPLITS):
+        h += tl.load(partial + i * stride_split + r[None, :], mask=row_mask[:, None], other=0.0)
+    return tl.where((r < rank)[None, :], h, 0.0)
 
 
 @triton.jit

@@ -4,126 +4,144 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
-from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from scute.kernels.blocks import WARPS
-from scute.kernels.device import load_tile
-from scute.kernels.linear import sliced_linear
-from scute.kernels.plan import tiles_for
-from scute.kernels.routes import Route
-
-_BLOCK = 64
+from scute.kernels.device import ROTATION, WIDTH, entry_of, field, piece
 
 
+@triton.jit(do_not_specialize=["tokens", "tiles_launched"])
 def rotate(
-    x: Tensor,
-    rotation: Tensor,
-    width: Tensor,
-    max_width: int,  # noqa: ARG001
-    rows: Tensor,
-    tiles_small: Tensor,
-    tiles_large: Tensor,
-    live: Tensor,
-) -> Tensor:
-    """Launch the op `rotate` on CUDA tensors."""
-    slots, slices, _ = rotation.shape
-    tokens, in_features = x.shape
-    out = x.unsqueeze(0).repeat(slices, 1, 1)
-    if not live.tolist()[Route.ROTATION] or not tokens:
-        return out
-    tiles, launched, height = tiles_for(tokens, slots, tiles_small, tiles_large)
-    _rotate[(launched, triton.cdiv(in_features, _BLOCK), slices)](
-        out,
-        x,
-        rotation,
-        width,
-        rows,
-        tiles,
-        in_features,
-        slices,
-        tokens,
-        x.stride(0),
-        rotation.stride(0),
-        rotation.stride(1),
-        HEIGHT=height,
-        BLOCK=_BLOCK,
-        num_warps=WARPS,
-        num_stages=1,
-    )
-    return out
-
-
-def base_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    slice_starts_host: list[int],
-    rotation: Tensor,
-    width: Tensor,
-    max_width: int,
-    rows: Tensor,
-    tiles_small: Tensor,
-    tiles_large: Tensor,
-    live: Tensor,
-) -> Tensor:
-    """Launch the op `base_linear` on CUDA tensors."""
-    if not live.tolist()[Route.ROTATION]:
-        return functional.linear(x, weight, bias)
-    inputs = rotate(x, rotation, width, max_width, rows, tiles_small, tiles_large, live)
-    return sliced_linear(inputs, weight, bias, slice_starts_host)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _rotate(
     out,
     x,
-    rotation,
-    width,
-    rows,
+    factors,
+    table,
     tiles,
-    in_features,
-    slices,
+    rows,
+    slot_of_row,
     tokens,
+    tiles_launched,
+    in_features,
     stride_x,
-    stride_rotation,
-    stride_rotation_slice,
+    stride_slot,
     HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDEST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """out[slice, row] = x[row] + x[row] D; grid (tile, block of columns, slice).
+    """out[slice, row] = x R for rows of rotating slots; with copies in the grid, x[row] for the others.
 
-    A block of columns multiplies the columns of x that its rotation blocks reach. Elements of D outside those blocks
-    count as zero, so the width need not divide BLOCK nor the other way round.
+    Grid: (COLUMNS columns; tiles of slots, then groups of 16 rows to copy; slice).
+
+    Copies skip the rows that a tile writes, so every element is written once.
     """
-    slot, _, count, row, row_mask = load_tile(tiles, rows, tl.program_id(0), HEIGHT)
+    if PDL:
+        gdc_launch_dependents()
+    program = tl.program_id(1)
+    slice_index = tl.program_id(2)
+    first_column = tl.program_id(0) * COLUMNS
+    if program < tiles_launched:
+        _rotate_tile(
+            out, x, factors, table, tiles + program * 3, rows, slice_index, first_column, tokens, in_features,
+            stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
+        )  # fmt: skip
+    else:
+        row = (program - tiles_launched) * 16 + tl.arange(0, 16)
+        row_mask = row < tokens
+        slot = tl.load(slot_of_row + row, mask=row_mask, other=-1)
+        entry = entry_of(table, slot, slice_index, stride_slot)
+        width = tl.load(entry + WIDTH, mask=slot >= 0, other=0, eviction_policy="evict_last")
+        column = first_column + tl.arange(0, COLUMNS)
+        exists = row_mask[:, None] & (column < in_features)[None, :]
+        mask = exists & (width == 0)[:, None]
+        row = row.to(tl.int64)[:, None]
+        if PDL:
+            gdc_wait()
+        values = tl.load(x + row * stride_x + column[None, :], mask=exists, other=0.0)
+        tl.store(out + (slice_index.to(tl.int64) * tokens + row) * in_features + column[None, :], values, mask=mask)
+
+
+@triton.jit
+def _rotate_tile(
+    out,
+    x,
+    factors,
+    table,
+    tile,
+    rows,
+    slice_index,
+    columns_start,
+    tokens,
+    in_features,
+    stride_x,
+    stride_slot,
+    HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDEST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x + x D for one tile of a slot.
+
+    WIDEST: the engine's widest rotation block where that is a size of matrix units and divides COLUMNS, else 0. Blocks
+    of this width are multiplied one by one; others BLOCK columns of x at a time. There a block of columns multiplies
+    the columns of x that its rotation blocks reach. Elements of D outside those blocks count as zero, so the width
+    need not divide BLOCK nor the other way round.
+    """
+    slot = tl.load(tile)
+    first = tl.load(tile + 1)
+    count = tl.load(tile + 2)
     if count == 0:
         return
-    slice_index = tl.program_id(2)
-    w = tl.load(width + slot * slices + slice_index)
+    entry = entry_of(table, slot, slice_index, stride_slot)
+    w = field(entry, WIDTH)
     if w == 0:
         return
-    rotation += slot.to(tl.int64) * stride_rotation + slice_index.to(tl.int64) * stride_rotation_slice
-    first_column = tl.program_id(1) * BLOCK
-    column = first_column + tl.arange(0, BLOCK)
-    column_mask = column < in_features
-    last_column = min(first_column + BLOCK, in_features) - 1
-    # Rounded down to 16, which the compiler can see, so that loads of x are vectorised.
-    reach_start = first_column // w * w // 16 * 16
-    reach_end = (last_column // w + 1) * w
-    acc = tl.zeros((HEIGHT, BLOCK), dtype=tl.float32)
-    for start in range(reach_start, reach_end, BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        k_mask = k < in_features
-        x_block = tl.load(x + row[:, None] * stride_x + k[None, :], mask=row_mask[:, None] & k_mask[None, :], other=0.0)
-        same_block = (k // w)[:, None] == (column // w)[None, :]
-        d_block = tl.load(
-            rotation + k[:, None].to(tl.int64) * w + (column % w)[None, :],
-            mask=same_block & k_mask[:, None] & column_mask[None, :],
-            other=0.0,
+    rotation = piece(factors, field(entry, ROTATION))
+    lane = tl.arange(0, HEIGHT)
+    row_mask = lane < count
+    row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+    x_row = x + row[:, None] * stride_x
+    out_row = out + (slice_index.to(tl.int64) * tokens + row[:, None]) * in_features
+    if WIDEST > 0 and w == WIDEST:
+        block = tl.arange(0, COLUMNS // WIDEST)[:, None, None]
+        i, j = tl.arange(0, WIDEST)[None, :, None], tl.arange(0, WIDEST)[None, None, :]
+        n = columns_start // WIDEST + block
+        d_blocks = tl.load(
+            rotation + n.to(tl.int64) * (WIDEST * WIDEST) + i * WIDEST + j, mask=n * WIDEST < in_features, other=0.0
         )
-        acc = tl.dot(x_block, d_block, acc, input_precision="ieee")
-    mask = row_mask[:, None] & column_mask[None, :]
-    total = tl.load(x + row[:, None] * stride_x + column[None, :], mask=mask, other=0.0).to(tl.float32) + acc
-    out += (slice_index.to(tl.int64) * tokens + row[:, None]) * in_features
-    tl.store(out + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+        at = columns_start + block * WIDEST + j
+        rows_at = row.to(tl.int64)[None, :, None]
+        mask = row_mask[None, :, None] & (at < in_features)
+        if PDL:
+            gdc_wait()
+        x_blocks = tl.load(x + rows_at * stride_x + at, mask=mask, other=0.0)
+        turned = tl.dot(x_blocks, d_blocks, input_precision="ieee")
+        total = x_blocks.to(tl.float32) + turned
+        out_at = out + (slice_index.to(tl.int64) * tokens + rows_at) * in_features + at
+        tl.store(out_at, total.to(out.dtype.element_ty), mask=mask)
+        return
+    if PDL:
+        gdc_wait()
+    for first_column in range(columns_start, min(columns_start + COLUMNS, in_features), BLOCK):
+        column = first_column + tl.arange(0, BLOCK)
+        column_mask = column < in_features
+        last_column = min(first_column + BLOCK, in_features) - 1
+        # Rounded down to 16, which the compiler can see, so that loads of x are vectorised.
+        reach_start = first_column // w * w // 16 * 16
+        reach_end = (last_column // w + 1) * w
+        acc = tl.zeros((HEIGHT, BLOCK), dtype=tl.float32)
+        for start in range(reach_start, reach_end, BLOCK):
+            k = start + tl.arange(0, BLOCK)
+            k_mask = k < in_features
+            x_block = tl.load(x_row + k[None, :], mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+            same_block = (k // w)[:, None] == (column // w)[None, :]
+            d_block = tl.load(
+                rotation + k[:, None].to(tl.int64) * w + (column % w)[None, :],
+                mask=same_block & k_mask[:, None] & column_mask[None, :],
+                other=0.0,
+            )
+            acc = tl.dot(x_block, d_block, acc, input_precision="ieee")
+        mask = row_mask[:, None] & column_mask[None, :]
+        total = tl.load(x_row + column[None, :], mask=mask, other=0.0).to(tl.float32) + acc
+        tl.store(out_row + column[None, :], total.to(out.dtype.element_ty), mask=mask)

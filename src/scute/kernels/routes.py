@@ -1,6 +1,12 @@
-"""Numbers that the host writes and the kernels read: the routes of a step and the flags of a table entry."""
+"""Numbers that the host writes and the kernels read: routes, columns and flags of the table, parts of the plan."""
 
 from enum import IntEnum, IntFlag
+
+UNIT_BYTES = 128
+"""Offsets in the table count units of this size, so that 32 bits reach every byte of a GPU."""
+
+FIELDS = 16
+"""Columns of the table: an entry is one line of 64 bytes."""
 
 
 class Route(IntEnum):
@@ -11,10 +17,45 @@ class Route(IntEnum):
     ROTATION = 2
 
 
+class Field(IntEnum):
+    """Columns of a table entry; A to ROTATION are offsets into the arena, in units of `UNIT_BYTES`.
+
+    PAIR: place of the shared pair that the slice uses, where it has `Flag.SHARED`.
+    """
+
+    RANK = 0
+    FLAGS = 1
+    A = 2
+    B = 3
+    SCALE = 4
+    SHIFT = 5
+    D = 6
+    E = 7
+    ROTATION = 8
+    WIDTH = 9
+    PAIR = 10
+
+
 class Flag(IntFlag):
-    """Bits of `table[slot, slice, 1]`: which slots of the normal form the adapter has on that slice."""
+    """Bits of `Field.FLAGS`: which slots of the normal form the adapter has on that slice."""
 
     SCALE = 1
     SHIFT = 2
     SHARED = 4
     ROTATION = 8
+
+
+class Part(IntEnum):
+    """Index into `BatchPlan.offsets`: the lists that make up the plan."""
+
+    ROWS = 0
+    SLOT_OF_ROW = 1
+    SHARED_ROWS = 2
+    TILES_SMALL = 3
+    TILES_LARGE = 4
+    SHARED_TILES_SMALL = 5
+    SHARED_TILES_LARGE = 6
+    SHRINK_SMALL = 7
+    SHRINK_LARGE = 8
+    ROTATED_SMALL = 9
+    ROTATED_LARGE = 10

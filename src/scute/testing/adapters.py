@@ -78,10 +78,10 @@ def _amplify(model: torch.nn.Module, strength: float) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             kind = name.partition(".default")[0].rpartition(".")[2]
-            parameter.copy_(_amplified(kind, parameter, strength * torch.randn(parameter.shape).to(parameter)))
+            parameter.copy_(amplified(kind, parameter, strength * torch.randn(parameter.shape).to(parameter)))
 
 
-def _amplified(kind: str, start: Tensor, z: Tensor) -> Tensor:
+def amplified(kind: str, start: Tensor, z: Tensor) -> Tensor:
     """A parameter's amplified value, from the value PEFT starts it with and standard normal noise of its shape."""
     match kind:
         case "lora_A":

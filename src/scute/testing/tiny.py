@@ -1,9 +1,10 @@
 """Random models small enough for unit tests, and sharp enough that every adapter moves their log-probabilities."""
 
+import math
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 256
@@ -59,15 +60,20 @@ def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype, seed: int) 
 
 @torch.no_grad()
 def _draw_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """Keep the scale of activations through every layer, and give the logits a spread of about two."""
     for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            parameter.copy_(1 + 0.1 * noise)
-        elif name.endswith("bias"):
-            parameter.copy_(0.5 * noise)
-        elif name.endswith("embed_tokens.weight"):
-            parameter.copy_(noise)
-        else:
-            gain = 2.0 if name == "lm_head.weight" else 1.0
-            parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
+        parameter.copy_(weight(name, torch.randn(parameter.shape, generator=generator)))
+
+
+def weight(name: str, noise: Tensor) -> Tensor:
+    """The parameter `name` from standard normal noise of its shape.
+
+    Keeps the scale of activations through every layer, and gives the logits a spread of about two.
+    """
+    if name.endswith("norm.weight"):
+        return 1 + 0.1 * noise
+    if name.endswith("bias"):
+        return 0.5 * noise
+    if name.endswith("embed_tokens.weight"):
+        return noise
+    gain = 2.0 if name == "lm_head.weight" else 1.0
+    return gain * noise / math.sqrt(noise.shape[1])

@@ -1,5 +1,7 @@
 """The base projection of a layer whose fused outputs may need different inputs."""
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from itertools import pairwise
 
 import torch
@@ -8,7 +10,7 @@ from torch.nn import functional
 
 
 def sliced_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slice_starts: list[int]) -> Tensor:
-    """Project `inputs[i]` by the rows of `weight` that make slice i.
+    """Project `inputs[i]` by the rows of `weight` that make slice i, one GEMM a slice.
 
     inputs: [slices, tokens, in]; weight: [out, in]; bias: [out] or None; slice_starts: slices + 1 rows of `weight`.
     Returns [tokens, out] in the dtype of the inputs.

@@ -1,0 +1,1 @@
+"""Serving times of engines side by side on one GPU, each held against the PEFT library before it is timed."""

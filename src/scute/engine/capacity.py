@@ -1,0 +1,71 @@
+"""How large the arena of a rank is, and whether every batch that vLLM may schedule fits it."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scute.engine.pieces import SliceSlots, units_of
+
+DUMMY_RANK = 8
+"""Largest rank of a warm-up dummy, as vLLM makes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """A wrapped layer on one rank. slices: its outputs; rotates, shares: whether an R, a shared pair can be served."""
+
+    inputs: int
+    slices: Sequence[int]
+    rotates: bool
+    shares: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one adapter may be. rotation_width, shared_rank: 0 where the route is switched off."""
+
+    rank: int
+    rotation_width: int
+    shared_rank: int
+    dtype: torch.dtype
+
+    def largest_adapter(self, layers: Iterable[LayerShape]) -> int:
+        """Units that any adapter of one method takes at most.
+
+        These are A and B at the largest rank or else R at the largest width, and one vector of every output: s of
+        DoRA and (IA)3 or e of VeRA, which also has d.
+        """
+        factors = rotations = vectors = 0
+        for layer in layers:
+            for out in layer.slices:
+                factors += self._factors(self.rank, layer.inputs, out).units
+                vectors += SliceSlots(e=_shape(out)).units
+                if layer.rotates and self.rotation_width:
+                    rotation = _shape(layer.inputs * self.rotation_width, dtype=self.dtype)
+                    rotations += SliceSlots(rotation=rotation).units
+                if layer.shares and self.shared_rank:
+                    vectors += SliceSlots(d=_shape(self.shared_rank)).units
+        return max(factors, rotations) + vectors
+
+    @property
+    def dummy_rank(self) -> int:
+        return min(self.rank, DUMMY_RANK)
+
+    def largest_dummy_piece(self, layers: Iterable[LayerShape]) -> int:
+        """Units of the largest factor of a warm-up dummy."""
+        sizes = (max(layer.inputs, *layer.slices) for layer in layers)
+        return units_of(self.dummy_rank * max(sizes, default=0) * self.dtype.itemsize)
+
+    def _factors(self, rank: int, inputs: int, out: int) -> SliceSlots:
+        return SliceSlots(a=_shape(rank, inputs, dtype=self.dtype), b=_shape(rank, out, dtype=self.dtype))
+
+
+def largest_batch(units: Iterable[int], slots: int) -> int:
+    """Units that the adapters of one batch take at most: those of the largest `slots` of them."""
+    return sum(heapq.nlargest(slots, units))
+
+
+def _shape(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")

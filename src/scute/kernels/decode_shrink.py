@@ -1,0 +1,181 @@
+"""The shrink of a decode batch, where every adapter has few rows: all about reading its weights once, and soon.
+
+Plain multiplications on the rows there are: a matrix unit works on sixteen rows, of which three or four would be real.
+Rows go in groups of four, so that a weight in a register serves four of them.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from scute.kernels.device import RANK, A, entry_of, field, piece, row_at
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def shrink_rows(
+    x,
+    factors,
+    table,
+    shared_a,
+    pair_rank,
+    items,
+    rows,
+    shared_rows,
+    h,
+    shared_h,
+    tokens,
+    in_features,
+    stride_h,
+    stride_shared_h,
+    stride_x,
+    stride_slot,
+    stride_pair,
+    stride_shared,
+    SHARED: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr,
+    SHARED_BLOCK_K: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """h[slice, row, :rank] = x[row] A^T; grid (RANKS of an item's CHUNK ranks, item, slice).
+
+    A program reads its ranks over all columns of x, so no sum is shared out. Items of a shared pair write
+    shared_h[split, row, :pair rank], once for all slices; there the programs of an item share out the columns.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    item = items + tl.program_id(1) * 4
+    slice_index = tl.program_id(2)
+    segment = tl.load(item)
+    first = tl.load(item + 1)
+    count = tl.load(item + 2)
+    rank_start = tl.load(item + 3)
+    if SHARED and segment < 0:
+        if (count > 0) & (slice_index == 0) & (tl.program_id(0) < SHARED_SPLITS):
+            pair = (-1 - segment).to(tl.int64)
+            _shrink_pair(
+                x, shared_a + pair * stride_pair, stride_shared, rank_start, tl.load(pair_rank + pair),
+                shared_rows + first, count, shared_h, stride_shared_h, tl.program_id(0), tokens, in_features, stride_x,
+                SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
+            )  # fmt: skip
+    elif count > 0:
+        entry = entry_of(table, segment, slice_index, stride_slot)
+        _shrink_ranks(
+            x, piece(factors, field(entry, A)), in_features, rank_start + tl.program_id(0) * RANKS, field(entry, RANK),
+            rows + first, count, h + slice_index * tokens.to(tl.int64) * stride_h, stride_h, stride_x,
+            RANKS, BLOCK_K, ONE_BLOCK, PDL,
+        )  # fmt: skip
+    # The expand waits for this launch alone, so this one must not end before those before it.
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def _shrink_ranks(
+    x,
+    factor,
+    in_features,
+    rank_start,
+    rank,
+    rows,
+    count,
+    h,
+    stride_h,
+    stride_x,
+    RANKS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if rank_start < rank:
+        r = rank_start + tl.arange(0, RANKS)
+        a_row = factor + r[:, None].to(tl.int64) * in_features
+        r_mask = r < rank
+        k = tl.arange(0, BLOCK_K)[None, :]
+        a = _load_a(a_row, r_mask, k, in_features)
+        if PDL:
+            gdc_wait()
+        for group in range(0, count, 4):
+            row0, live0 = row_at(rows, group, count)
+            row1, live1 = row_at(rows, group + 1, count)
+            row2, live2 = row_at(rows, group + 2, count)
+            row3, live3 = row_at(rows, group + 3, count)
+            h0 = _dot_row(a, x + row0 * stride_x, k, tl.where(live0, in_features, 0))
+            h1 = _dot_row(a, x + row1 * stride_x, k, tl.where(live1, in_features, 0))
+            h2 = _dot_row(a, x + row2 * stride_x, k, tl.where(live2, in_features, 0))
+            h3 = _dot_row(a, x + row3 * stride_x, k, tl.where(live3, in_features, 0))
+            if not ONE_BLOCK:
+                block = _load_a(a_row, r_mask, BLOCK_K + k, in_features)
+                for start in range(BLOCK_K, in_features, BLOCK_K):
+                    at = start + k
+                    following = _load_a(a_row, r_mask, at + BLOCK_K, in_features)
+                    h0 += _dot_row(block, x + row0 * stride_x, at, tl.where(live0, in_features, 0))
+                    h1 += _dot_row(block, x + row1 * stride_x, at, tl.where(live1, in_features, 0))
+                    h2 += _dot_row(block, x + row2 * stride_x, at, tl.where(live2, in_features, 0))
+                    h3 += _dot_row(block, x + row3 * stride_x, at, tl.where(live3, in_features, 0))
+                    block = following
+            h_at = h + r
+            tl.store(h_at + row0 * stride_h, h0, mask=r < tl.where(live0, rank, 0))
+            tl.store(h_at + row1 * stride_h, h1, mask=r < tl.where(live1, rank, 0))
+            tl.store(h_at + row2 * stride_h, h2, mask=r < tl.where(live2, rank, 0))
+            tl.store(h_at + row3 * stride_h, h3, mask=r < tl.where(live3, rank, 0))
+
+
+@triton.jit
+def _load_a(a_row, r_mask, k, in_features):
+    return tl.load(a_row + k, mask=r_mask[:, None] & (k < in_features), other=0.0)
+
+
+@triton.jit
+def _shrink_pair(
+    x,
+    factor,
+    stride_factor,
+    rank_start,
+    rank,
+    rows,
+    count,
+    h,
+    stride_h,
+    split,
+    tokens,
+    in_features,
+    stride_x,
+    SPLITS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The rows of all adapters of a pair share its factor, so here a matrix unit pays."""
+    lane = tl.arange(0, HEIGHT)
+    row_mask = lane < count
+    row = tl.load(rows + lane, mask=row_mask, other=0).to(tl.int64)
+    r = rank_start + tl.arange(0, CHUNK)
+    a_column = factor + r[None, :].to(tl.int64) * stride_factor
+    x_row = x + row[:, None] * stride_x
+    width = tl.cdiv(tl.cdiv(in_features, SPLITS), BLOCK_K) * BLOCK_K
+    end = min(in_features, (split + 1) * width)
+    if PDL:
+        gdc_wait()
+    acc = tl.zeros((HEIGHT, CHUNK), dtype=tl.float32)
+    for start in tl.range(split * width, end, BLOCK_K, num_stages=3):
+        k = start + tl.arange(0, BLOCK_K)
+        x_block = tl.load(x_row + k[None, :], mask=row_mask[:, None] & (k < end)[None, :], other=0.0)
+        a_block = tl.load(a_column + k[:, None], mask=(r < rank)[None, :] & (k < end)[:, None], other=0.0)
+        acc = tl.dot(x_block, a_block, acc, input_precision="ieee")
+    at = h + (split.to(tl.int64) * tokens + row[:, None]) * stride_h + r[None, :]
+    tl.store(at, acc, mask=row_mask[:, None] & (r < rank)[None, :])
+
+
+@triton.jit
+def _dot_row(a, x_row, k, end):
+    """a [RANKS, K] times one row of x, [RANKS]."""
+    values = tl.load(x_row + k, mask=k < end, other=0.0)
+    return tl.sum(a.to(tl.float32) * values.to(tl.float32), axis=1)

@@ -1,0 +1,55 @@
+"""A decode GEMM that picks its input by output slice: one launch that reads the weights once."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from scute.kernels.device import slice_of
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def fused_gemm(
+    y,
+    inputs,
+    weight,
+    bias,
+    starts,
+    tokens,
+    in_features,
+    stride_weight,
+    stride_y,
+    SLICES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """y[:, slice] = inputs[slice] W[slice]^T + bias; inputs [slices, tokens, in]; grid (block of columns, of rows)."""
+    slice_index, start, end, offset = slice_of(tl.program_id(0), starts, BLOCK_N, SLICES)
+    if ALIGNED:
+        start = tl.multiple_of(start, 16)
+        offset = tl.multiple_of(offset, 16)
+    column = start + offset + tl.arange(0, BLOCK_N)
+    column_mask = column < end
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_mask = row < tokens
+    x = inputs + (slice_index * tokens.to(tl.int64) + row[:, None]) * in_features
+    w = weight + column[None, :].to(tl.int64) * stride_weight
+    if PDL:
+        gdc_wait()
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k_start in tl.range(0, in_features, BLOCK_K, num_stages=STAGES):
+        k = k_start + tl.arange(0, BLOCK_K)
+        k_mask = k < in_features
+        x_block = tl.load(x + k[None, :], mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+        w_block = tl.load(w + k[:, None], mask=k_mask[:, None] & column_mask[None, :], other=0.0)
+        acc = tl.dot(x_block, w_block, acc, input_precision="ieee")
+    if HAS_BIAS:
+        acc += tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :]
+    out = y + row[:, None].to(tl.int64) * stride_y + column[None, :]
+    tl.store(out, acc.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])

@@ -1,0 +1,120 @@
+"""The shrink of a prefill batch, where every adapter has many rows: matrix units on tiles of 32 rows."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from scute.kernels.device import RANK, A, entry_of, field, piece
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def shrink_tiles(
+    x,
+    factors,
+    table,
+    shared_a,
+    pair_rank,
+    items,
+    rows,
+    shared_rows,
+    partial,
+    shared_partial,
+    tokens,
+    in_features,
+    chunk,
+    stride_partial,
+    stride_shared_partial,
+    stride_x,
+    stride_slot,
+    stride_pair,
+    stride_shared,
+    SLICES: tl.constexpr,
+    SPLIT_WIDTH: tl.constexpr,
+    SHARED: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SHARED_BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """partial[split, slice, row, :rank] = x[row] A^T over the columns of one split; grid (item, split, slice).
+
+    Items of a shared pair write shared_partial[split, row, :pair rank] instead, once for all slices.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    item = items + tl.program_id(0) * 4
+    split = tl.program_id(1)
+    slice_index = tl.program_id(2)
+    segment = tl.load(item)
+    first = tl.load(item + 1)
+    count = tl.load(item + 2)
+    rank_start = tl.load(item + 3)
+    lane = tl.arange(0, HEIGHT)
+    row_mask = lane < count
+    if SHARED and segment < 0:
+        if (count > 0) & (slice_index == 0):
+            pair = (-1 - segment).to(tl.int64)
+            row = tl.load(shared_rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+            out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_shared_partial
+            _shrink_chunk(
+                x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
+                min(tl.load(pair_rank + pair), rank_start + chunk), split, in_features, stride_x,
+                SPLIT_WIDTH, HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
+            )  # fmt: skip
+    elif count > 0:
+        entry = entry_of(table, segment, slice_index, stride_slot)
+        row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+        out = partial + ((split.to(tl.int64) * SLICES + slice_index) * tokens + row[:, None]) * stride_partial
+        _shrink_chunk(
+            x, row, row_mask, piece(factors, field(entry, A)), in_features, out, rank_start,
+            min(field(entry, RANK), rank_start + chunk), split, in_features, stride_x,
+            SPLIT_WIDTH, HEIGHT, BLOCK_R, BLOCK_K, STAGES, PDL,
+        )  # fmt: skip
+    # The expand waits for this launch alone, so this one must not end before those before it.
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def _shrink_chunk(
+    x,
+    row,
+    row_mask,
+    factor,
+    stride_factor,
+    out,
+    rank_start,
+    rank_end,
+    split,
+    in_features,
+    stride_x,
+    SPLIT_WIDTH: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # x is older than the launch before this one, which may still run: wait for it, and so for all before it.
+    if PDL:
+        gdc_wait()
+    x_row = x + row[:, None] * stride_x
+    for r_start in range(rank_start, rank_end, BLOCK_R):
+        r = r_start + tl.arange(0, BLOCK_R)
+        r_mask = r < rank_end
+        acc = tl.zeros((HEIGHT, BLOCK_R), dtype=tl.float32)
+        for start in tl.range(0, SPLIT_WIDTH, BLOCK_K, num_stages=STAGES):
+            k = split * SPLIT_WIDTH + start + tl.arange(0, BLOCK_K)
+            k_mask = k < in_features
+            x_block = tl.load(x_row + k[None, :], mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+            a_block = tl.load(
+                factor + r[None, :].to(tl.int64) * stride_factor + k[:, None],
+                mask=r_mask[None, :] & k_mask[:, None],
+                other=0.0,
+            )
+            acc = tl.dot(x_block, a_block, acc, input_precision="ieee")
+        tl.store(out + r[None, :], acc, mask=row_mask[:, None] & r_mask[None, :])
