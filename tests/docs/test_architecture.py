@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "admission": {"algebra", "errors"},
     "kernels": set(),
     "engine": {"algebra", "admission", "kernels", "errors"},
-    "cli": {"algebra", "admission", "engine", "errors"},
+    "tuning": {"admission", "kernels", "errors"},
+    "cli": {"algebra", "admission", "engine", "tuning", "errors"},
     "testing": {"algebra", "admission", "engine", "errors"},
     "demo": {"algebra", "admission", "engine", "errors", "testing"},
 }

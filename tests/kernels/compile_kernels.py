@@ -72,7 +72,8 @@ def kernels(size: int, slices: int, aligned: bool):
         "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
     }, many.shrink_warps  # fmt: skip
     yield "expand tiles", expand_tiles, columns | {
-        "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "SHARED_BLOCK_R": many.shared_rank
+        "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "STEPS": many.steps,
+        "STAGES": many.expand_stages, "SHARED_BLOCK_R": many.shared_rank,
     }, many.expand_warps  # fmt: skip
     for height in (16, 32):
         yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, "BLOCK": 64, "COLUMNS": 128, "WIDEST": 32}, 4

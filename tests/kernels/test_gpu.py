@@ -5,6 +5,7 @@ import torch
 from kernel_cases import Adapter, Spec, Truth, assert_same_bits, assert_true, batch, build, mixed_pool
 
 from scute.kernels import ops  # noqa: F401 - registers torch.ops.scute
+from scute.kernels.plan import UNBOUNDED
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,7 +54,7 @@ def test_a_captured_graph_serves_the_next_batch():
     """Capture once on one batch, then replay on another: addresses are fixed and the contents are not."""
     spec = SPECS[0]
     case = build(spec, torch.float16)
-    case.plan.live.fill_(1)
+    case.plan.live.fill_(UNBOUNDED)
     y = case.y.clone()
     torch.ops.scute.adapt(*case.adapt_args(y))
     torch.cuda.synchronize()

@@ -7,6 +7,7 @@ import torch
 from kernel_cases import PROJECTIONS, ROTATIONS, Truth, assert_same_bits, assert_true, build
 
 from scute.kernels import ops, reference
+from scute.kernels.plan import UNBOUNDED
 
 NAMES = ["adapt", "rotate", "linear"]
 MUTATING = ["adapt"]
@@ -47,7 +48,7 @@ def test_a_compiled_graph_follows_live(name):
 
     case.plan.live.zero_()
     idle = layer(*args)
-    case.plan.live.fill_(1)
+    case.plan.live.fill_(UNBOUNDED)
     busy = layer(*args)
     assert not torch.equal(idle, busy)
     if name == "adapt":

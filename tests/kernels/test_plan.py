@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scute.kernels.plan import BatchPlan, Residents, tile_count, tile_height
+from scute.kernels.plan import UNBOUNDED, BatchPlan, Residents, tile_count, tile_height
 from scute.kernels.routes import Part
 
 
@@ -50,6 +50,18 @@ def test_a_rank_is_cut_into_chunks_and_a_pair_follows_the_slots():
     assert used(plan, Part.SHRINK_LARGE) == [[0, 0, 1, 0], [1, 1, 2, 0], [1, 1, 2, 64], [-3, 0, 1, 0]]
 
 
+def test_too_many_rows_for_small_tiles_leave_their_lists_empty():
+    most, more = ([slot for slot in (0, 1) for _ in range(rows)] for rows in (128, 129))
+    everything = {"ranks": [9] * 4, "pairs": [0] * 4, "pair_ranks": [5] * 4, "rotated": [True] * 4}
+    for small in (Part.TILES_SMALL, Part.SHARED_TILES_SMALL, Part.SHRINK_SMALL, Part.ROTATED_SMALL):
+        large = Part(small + 1)
+        both, one = plan_of(most, **everything), plan_of(more, **everything)
+        assert used(both, small)
+        assert used(both, large)
+        assert used(one, large)
+        assert not one.part(small).any()
+
+
 def test_rotated_tiles_are_those_of_slots_that_rotate():
     plan = plan_of([2, 0, 2, 1], rotated=[False, False, True, False])
     assert used(plan, Part.ROTATED_SMALL) == [[2, 2, 2]]
@@ -74,8 +86,13 @@ def test_live_routes(slots, expected):
     assert plan.live.tolist() == expected
 
 
+def test_live_bounds_the_tiles_of_every_route():
+    plan = plan_of([0] * 20 + [1, 3], pairs=[0, -1, -1, 0], rotated=[False, True, False, False])
+    assert plan.live.tolist() == [4, 2, 1]
+
+
 def test_forced_routes():
-    assert plan_of([-1], force_routes=True).live.tolist() == [1, 1, 1]
+    assert plan_of([-1], force_routes=True).live.tolist() == [UNBOUNDED] * 3
 
 
 @pytest.mark.parametrize(
@@ -90,4 +107,4 @@ def test_tile_numbers():
     assert [tile_height(tokens) for tokens in (1, 256, 257)] == [16, 16, 32]
     assert tile_count(3, 16, 64) == 3
     assert tile_count(100, 16, 4) == 11
-    assert tile_count(0, 16, 4) == 0
+    assert tile_count(0, 16, 4) == tile_count(100, 16, 0) == 0

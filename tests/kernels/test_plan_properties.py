@@ -1,54 +1,124 @@
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pytest
 
-from scute.kernels.plan import LARGE_TILE, RANK_CHUNKS, SMALL_TILE, BatchPlan, Residents, tile_count
-from scute.kernels.routes import Part
+from scute.kernels.plan import HEIGHTS, RANK_CHUNKS, BatchPlan, Residents, shrink_items, tile_count, tile_height
+from scute.kernels.routes import Part, Route
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 
+PAIRS, MAX_RANK, SHARED_RANK, MOST_ROWS = 3, 130, 70, 700
+Records = list[tuple[int, ...]]
+
 
 @st.composite
-def batches(draw):
-    slots = draw(st.integers(1, 9))
-    tokens = draw(st.lists(st.integers(-1, slots - 1), max_size=200))
-    # Long segments, which single draws seldom make.
-    tokens += [draw(st.integers(-1, slots - 1))] * draw(st.integers(0, 150))
-    pairs = draw(st.lists(st.integers(-1, 3), min_size=slots, max_size=slots))
-    return slots, np.array(tokens, dtype=np.int64), np.array(pairs)
+def batches(draw, slots: int) -> np.ndarray:
+    """Single rows, and runs as long as a prefill's, of slots or the base model."""
+    slot = st.integers(-1, slots - 1)
+    rows = draw(st.lists(slot, max_size=120))
+    for _ in range(draw(st.integers(0, 3))):
+        rows += [draw(slot)] * draw(st.sampled_from((1, 15, 16, 17, 32, 33, 100, 180)))
+    return np.array(rows, dtype=np.int32)
 
 
-def check(keys: np.ndarray, rows: np.ndarray, tiles: np.ndarray, height: int, segments: int) -> None:
-    used = tiles[tiles[:, 2] > 0]
-    assert (tiles[len(used) :, 2] == 0).all(), "used tiles come first, so that a launch may stop at the bound"
-    assert len(used) <= tile_count(len(keys), height, segments)
-    assert (used[:, 2] <= height).all()
-    assert (np.diff(used[:, 0]) >= 0).all()
-    covered = [row for _, first, count in used for row in rows[first : first + count]]
-    assert covered == np.argsort(keys, kind="stable")[np.count_nonzero(keys < 0) :].tolist()
-    for key, first, count in used:
-        assert (keys[rows[first : first + count]] == key).all()
+@st.composite
+def residents_of(draw, slots: int) -> Residents:
+    def integers(low: int, high: int, size: int) -> np.ndarray:
+        return np.array(draw(st.lists(st.integers(low, high), min_size=size, max_size=size)), dtype=np.int32)
+
+    ranks, pairs, rotated = integers(0, MAX_RANK, slots), integers(-1, PAIRS - 1, slots), integers(0, 1, slots)
+    if draw(st.booleans()):
+        pairs[:] = -1
+    return Residents(ranks, pairs, rotated > 0, integers(1, SHARED_RANK, PAIRS))
 
 
-@hypothesis.given(batches(), st.integers(0, 40))
+@st.composite
+def steps(draw) -> tuple[int, list[tuple[np.ndarray, Residents]]]:
+    slots = draw(st.integers(1, 30))
+    return slots, draw(st.lists(st.tuples(batches(slots), residents_of(slots)), min_size=1, max_size=3))
+
+
+def plain_lists(slot_of_row: np.ndarray, residents: Residents) -> dict[Part, Records]:
+    """The records of every list, one by one."""
+    pair_of_row = [-1 if slot < 0 else residents.pair[slot] for slot in slot_of_row]
+    lists: dict[Part, Records] = {}
+    for size, (height, chunk) in enumerate(zip(HEIGHTS, RANK_CHUNKS, strict=True)):
+        is_used = height >= tile_height(len(slot_of_row))
+        tiles = list(plain_tiles(slot_of_row, height)) if is_used else []
+        shared_tiles = list(plain_tiles(pair_of_row, height)) if is_used else []
+        items = [(*tile, first) for tile in tiles for first in range(0, residents.rank[tile[0]], chunk)]
+        for pair, *rows in shared_tiles:
+            items += [(-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], chunk)]
+        lists[Part(Part.TILES_SMALL + size)] = tiles
+        lists[Part(Part.SHARED_TILES_SMALL + size)] = shared_tiles
+        lists[Part(Part.SHRINK_SMALL + size)] = items
+        lists[Part(Part.ROTATED_SMALL + size)] = [tile for tile in tiles if residents.rotated[tile[0]]]
+    return lists
+
+
+def plain_tiles(keys: Iterable[int], height: int) -> Iterator[tuple[int, int, int]]:
+    first, in_order = 0, plain_order(keys)
+    for key in sorted({key for key, _ in in_order}):
+        left = sum(other == key for other, _ in in_order)
+        while left:
+            count = min(left, height)
+            yield key, first, count
+            first, left = first + count, left - count
+
+
+def plain_order(keys: Iterable[int]) -> list[tuple[int, int]]:
+    """(key, row) of the rows with a key."""
+    return sorted((int(key), row) for row, key in enumerate(keys) if key >= 0)
+
+
+@hypothesis.given(steps())
 @hypothesis.settings(deadline=None, max_examples=150)
-def test_tiles_cover_every_adapter_row_once(batch, spare):
-    slots, slot_of_token, pair_of_slot = batch
-    plan = BatchPlan(len(slot_of_token) + spare, slots, 4, max_rank=200, shared_rank=70, device="cpu")
-    residents = Residents.none(slots, 4)
-    residents.pair[:], residents.rank[:], residents.pair_rank[:] = pair_of_slot, 200 // (1 + np.arange(slots)), 70
-    plan.update(slot_of_token, residents)
-    pair_of_token = np.append(pair_of_slot, -1)[slot_of_token]
-    rows, shared_rows = (plan.part(part).numpy() for part in (Part.ROWS, Part.SHARED_ROWS))
-    for size, height in enumerate((SMALL_TILE, LARGE_TILE)):
-        tiles = plan.part(Part(Part.TILES_SMALL + size)).view(-1, 3).numpy()
-        shared_tiles = plan.part(Part(Part.SHARED_TILES_SMALL + size)).view(-1, 3).numpy()
-        check(slot_of_token, rows, tiles, height, slots)
-        check(pair_of_token, shared_rows, shared_tiles, height, min(slots, 4))
-        chunk = RANK_CHUNKS[size]
-        expected = [(*tile, r) for tile in tiles if tile[2] for r in range(0, residents.rank[tile[0]], chunk)]
-        expected += [(-1 - pair, *tile, r) for pair, *tile in shared_tiles if tile[1] for r in range(0, 70, chunk)]
-        items = plan.part(Part(Part.SHRINK_SMALL + size)).view(-1, 4).numpy()
-        assert [tuple(item) for item in items[: len(expected)]] == expected
-        assert not items[len(expected) :].any()
-    assert plan.live.tolist() == [(slot_of_token >= 0).any(), (pair_of_token >= 0).any(), 0]
+def test_every_step_is_what_a_plain_construction_gives(steps):
+    """Whatever the steps before it were."""
+    slots, batches = steps
+    plan = BatchPlan(MOST_ROWS, slots, PAIRS, MAX_RANK, SHARED_RANK, device="cpu")
+    for slot_of_row, residents in batches:
+        plan.update(slot_of_row, residents)
+        pair_of_row = np.append(residents.pair, -1)[slot_of_row]
+        for part, keys in ((Part.ROWS, slot_of_row), (Part.SHARED_ROWS, pair_of_row)):
+            expected = [row for _, row in plain_order(keys)]
+            assert plan.part(part)[: len(expected)].tolist() == expected
+        padding = [-1] * (MOST_ROWS - len(slot_of_row))
+        assert plan.part(Part.SLOT_OF_ROW).tolist() == [*slot_of_row, *padding]
+        for part, records in plain_lists(slot_of_row, residents).items():
+            expected = [number for record in records for number in record]
+            actual = plan.part(part)
+            assert actual[: len(expected)].tolist() == expected
+            assert not actual[len(expected) :].any()
+        slots_there = slot_of_row[slot_of_row >= 0]
+        assert (plan.live[Route.LOW_RANK] > 0) == (len(slots_there) > 0)
+        assert (plan.live[Route.SHARED] > 0) == (pair_of_row >= 0).any()
+        assert (plan.live[Route.ROTATION] > 0) == residents.rotated[slots_there].any()
+
+
+@hypothesis.given(st.integers(1, 30).flatmap(lambda slots: st.tuples(st.just(slots), batches(slots))))
+@hypothesis.settings(deadline=None, max_examples=100)
+def test_a_launch_of_the_bound_reaches_every_tile(slots_and_batch):
+    """Also where a graph pads the batch by any number of rows."""
+    slots, slot_of_row = slots_and_batch
+    for tokens in {len(slot_of_row), 256, 257, MOST_ROWS}:
+        if tokens >= len(slot_of_row):
+            height = tile_height(tokens)
+            assert len(list(plain_tiles(slot_of_row, height))) <= tile_count(tokens, height, slots)
+
+
+@pytest.mark.parametrize("most_rows", [1, 40, 256, 257, 700])
+def test_lists_hold_what_a_launch_reads(most_rows: int):
+    """A launch reads as far as the bounds of its rows, padding included."""
+    plan = BatchPlan(most_rows, 20, PAIRS, MAX_RANK, SHARED_RANK, device="cpu")
+    for rows in {min(rows, most_rows) for rows in (1, 255, 256, 257, most_rows)}:
+        height = tile_height(rows)
+        size = HEIGHTS.index(height)
+        tiles, shared_tiles = (tile_count(rows, height, segments) for segments in (20, PAIRS))
+        items = shrink_items(tiles, MAX_RANK, shared_tiles, SHARED_RANK, RANK_CHUNKS[size])
+        assert len(plan.part(Part(Part.TILES_SMALL + size))) >= 3 * tiles
+        assert len(plan.part(Part(Part.ROTATED_SMALL + size))) >= 3 * tiles
+        assert len(plan.part(Part(Part.SHARED_TILES_SMALL + size))) >= 3 * shared_tiles
+        assert len(plan.part(Part(Part.SHRINK_SMALL + size))) >= 4 * items

@@ -2,7 +2,7 @@
 
 import typer
 
-from scute.cli import check, inspect, methods, refusals
+from scute.cli import check, inspect, methods, refusals, tune
 
 app = typer.Typer(
     name="scute",
@@ -16,6 +16,7 @@ app.command("inspect")(inspect.inspect)
 app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
+app.command("tune")(tune.tune)
 
 
 if __name__ == "__main__":

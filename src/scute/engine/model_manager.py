@@ -26,7 +26,7 @@ from scute.engine.placement import index_places
 from scute.engine.slots import ActiveSlots
 from scute.engine.store import HostStore, half_of_memory_gib
 from scute.errors import Code, Incompatible, Refusal
-from scute.kernels.plan import BatchPlan
+from scute.kernels.plan import UNBOUNDED, BatchPlan
 from scute.kernels.routes import UNIT_BYTES, Route
 
 logger = init_logger("vllm.scute")
@@ -265,7 +265,8 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
     def force_routes(self, *, shared: bool, rotation: bool) -> None:
         """Make the routes of the current plan live or not, for a graph that is captured with them."""
-        self.plan.live[Route.SHARED], self.plan.live[Route.ROTATION] = shared, rotation
+        for route, is_live in ((Route.SHARED, shared), (Route.ROTATION, rotation)):
+            self.plan.live[route] = UNBOUNDED if is_live else 0
         self._planned = None
 
     def remove_all_adapters(self) -> None:

@@ -34,6 +34,10 @@ class Plan(NamedTuple):
     offsets: list[int]
     live: Tensor
 
+    def tiles(self, route: Route, bound: int) -> int:
+        """Tiles that a launch of the route has to cover; bound: the most that its rows could have."""
+        return min(bound, int(self.live.tolist()[route]))
+
     def is_live(self, route: Route) -> bool:
         """Read when the op runs: the values change from step to step."""
         return bool(self.live.tolist()[route])

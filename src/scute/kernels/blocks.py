@@ -1,4 +1,4 @@
-"""Block sizes of the kernels: from the table of this GPU where it has an entry, else from shapes and bytes alone."""
+"""Block sizes of the kernels by rule, from shapes and bytes alone; `scute.kernels.tiles` asks a table first."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,16 @@ from typing import NamedTuple
 class DecodeBlocks(NamedTuple):
     """Of the kernels for tiles of few rows.
 
-    ranks, inner: ranks of a program of the shrink, and columns of x at a time (shared_inner: for a pair). outer, rank:
-    columns of a program of the expand for a slot's tile, and ranks at a time; shared_outer, shared_rank: the same for
-    a pair's tile. expand_registers: most a thread may have, so that enough programs are resident.
+    ranks, inner: ranks of a program of the shrink, columns of x at a time; shared_inner, shared_splits: columns at a
+    time for a pair, and programs that share them out. outer, rank: columns of a program of the expand for a slot's
+    tile, and ranks at a time; shared_outer, shared_rank: the same for a pair's tile. expand_registers: most a thread
+    may have, so that enough programs are resident.
     """
 
     ranks: int
     inner: int
     shared_inner: int
+    shared_splits: int
     shrink_warps: int
     outer: int
     rank: int
@@ -27,7 +29,7 @@ class PrefillBlocks(NamedTuple):
     """Of the kernels for tiles of many rows.
 
     rank, shared_rank: ranks at a time, of a slot and of a pair. split_width: columns of x that one program of the
-    shrink sums, `inner` at a time. outer: columns of y of a program of the expand.
+    shrink sums, `inner` at a time. outer, steps: columns of y at a time in the expand, and how often for a slot's tile.
     """
 
     rank: int
@@ -35,9 +37,19 @@ class PrefillBlocks(NamedTuple):
     inner: int
     split_width: int
     outer: int
+    steps: int
     shrink_warps: int
     shrink_stages: int
     expand_warps: int
+    expand_stages: int
+
+
+class RotateBlocks(NamedTuple):
+    """columns: of a program, a multiple of all widths that matrix units know. block: at a time, for other widths."""
+
+    block: int
+    columns: int
+    warps: int
 
 
 class GemmBlocks(NamedTuple):
@@ -52,11 +64,14 @@ class GemmBlocks(NamedTuple):
 
 def decode_blocks(in_features: int, out_features: int, shared_rank: int, element_size: int) -> DecodeBlocks:
     """A program of the shrink takes all columns of x at once where registers hold them."""
-    inner = min(_power_of_2(in_features), 8192 // element_size)
-    ranks = 4 if inner >= in_features else 2
+    inner, ranks = _power_of_2(in_features), 4
+    if inner * element_size > 8192:  # sums of blocks stay in registers, so blocks are small
+        inner, ranks = 4096 // element_size, 2
+    shared_inner = min(_power_of_2(in_features), 512 // element_size)
+    splits = 2 if in_features <= 8192 else 4
     shared_outer = 32 if out_features < 16384 else 64
     shared_block = min(128, _power_of_2(shared_rank))
-    return DecodeBlocks(ranks, inner, min(inner, 512 // element_size), 4, 512, 8, shared_outer, shared_block, 4, 128)
+    return DecodeBlocks(ranks, inner, shared_inner, splits, 4, 512, 8, shared_outer, shared_block, 4, 128)
 
 
 def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_size: int) -> PrefillBlocks:
@@ -64,7 +79,12 @@ def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_si
     inner = 128 // element_size
     width = _up(-(-in_features // min(4, -(-in_features // 2048))), inner)
     ranks = _rank_block(max_rank), _rank_block(shared_rank)
-    return PrefillBlocks(*ranks, inner, width, 512 // element_size, shrink_warps=4, shrink_stages=3, expand_warps=4)
+    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3)
+
+
+def rotate_blocks(in_features: int, rotation_width: int, element_size: int) -> RotateBlocks:  # noqa: ARG001
+    """The same for all shapes; a table may tell them apart."""
+    return RotateBlocks(64, 256, 4)
 
 
 def gemm_blocks(tokens: int, out_features: int, element_size: int) -> GemmBlocks:

@@ -96,9 +96,8 @@ def _shrink_ranks(
     if rank_start < rank:
         r = rank_start + tl.arange(0, RANKS)
         a_row = factor + r[:, None].to(tl.int64) * in_features
-        r_mask = r < rank
         k = tl.arange(0, BLOCK_K)[None, :]
-        a = _load_a(a_row, r_mask, k, in_features)
+        a = _load_a(a_row, r < rank, k, in_features)
         if PDL:
             gdc_wait()
         for group in range(0, count, 4):
@@ -106,25 +105,44 @@ def _shrink_ranks(
             row1, live1 = row_at(rows, group + 1, count)
             row2, live2 = row_at(rows, group + 2, count)
             row3, live3 = row_at(rows, group + 3, count)
-            h0 = _dot_row(a, x + row0 * stride_x, k, tl.where(live0, in_features, 0))
-            h1 = _dot_row(a, x + row1 * stride_x, k, tl.where(live1, in_features, 0))
-            h2 = _dot_row(a, x + row2 * stride_x, k, tl.where(live2, in_features, 0))
-            h3 = _dot_row(a, x + row3 * stride_x, k, tl.where(live3, in_features, 0))
-            if not ONE_BLOCK:
-                block = _load_a(a_row, r_mask, BLOCK_K + k, in_features)
-                for start in range(BLOCK_K, in_features, BLOCK_K):
-                    at = start + k
-                    following = _load_a(a_row, r_mask, at + BLOCK_K, in_features)
-                    h0 += _dot_row(block, x + row0 * stride_x, at, tl.where(live0, in_features, 0))
-                    h1 += _dot_row(block, x + row1 * stride_x, at, tl.where(live1, in_features, 0))
-                    h2 += _dot_row(block, x + row2 * stride_x, at, tl.where(live2, in_features, 0))
-                    h3 += _dot_row(block, x + row3 * stride_x, at, tl.where(live3, in_features, 0))
-                    block = following
+            end0, end1 = tl.where(live0, in_features, 0), tl.where(live1, in_features, 0)
+            end2, end3 = tl.where(live2, in_features, 0), tl.where(live3, in_features, 0)
+            x0, x1, x2, x3 = x + row0 * stride_x, x + row1 * stride_x, x + row2 * stride_x, x + row3 * stride_x
+            if ONE_BLOCK:
+                h0 = tl.sum(_multiply(a, x0, k, end0), axis=1)
+                h1 = tl.sum(_multiply(a, x1, k, end1), axis=1)
+                h2 = tl.sum(_multiply(a, x2, k, end2), axis=1)
+                h3 = tl.sum(_multiply(a, x3, k, end3), axis=1)
+            else:
+                h0, h1, h2, h3 = _sum_blocks(
+                    a, a_row, r < rank, k, x0, x1, x2, x3, end0, end1, end2, end3, in_features, BLOCK_K
+                )
             h_at = h + r
             tl.store(h_at + row0 * stride_h, h0, mask=r < tl.where(live0, rank, 0))
             tl.store(h_at + row1 * stride_h, h1, mask=r < tl.where(live1, rank, 0))
             tl.store(h_at + row2 * stride_h, h2, mask=r < tl.where(live2, rank, 0))
             tl.store(h_at + row3 * stride_h, h3, mask=r < tl.where(live3, rank, 0))
+
+
+@triton.jit
+def _sum_blocks(
+    a, a_row, r_mask, k, x0, x1, x2, x3, end0, end1, end2, end3, in_features, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Four rows of h; products are added element by element, and the threads add theirs up once, at the end."""
+    sum0 = _multiply(a, x0, k, end0)
+    sum1 = _multiply(a, x1, k, end1)
+    sum2 = _multiply(a, x2, k, end2)
+    sum3 = _multiply(a, x3, k, end3)
+    block = _load_a(a_row, r_mask, BLOCK_K + k, in_features)
+    for start in range(BLOCK_K, in_features, BLOCK_K):
+        at = start + k
+        following = _load_a(a_row, r_mask, at + BLOCK_K, in_features)
+        sum0 += _multiply(block, x0, at, end0)
+        sum1 += _multiply(block, x1, at, end1)
+        sum2 += _multiply(block, x2, at, end2)
+        sum3 += _multiply(block, x3, at, end3)
+        block = following
+    return tl.sum(sum0, axis=1), tl.sum(sum1, axis=1), tl.sum(sum2, axis=1), tl.sum(sum3, axis=1)
 
 
 @triton.jit
@@ -175,7 +193,6 @@ def _shrink_pair(
 
 
 @triton.jit
-def _dot_row(a, x_row, k, end):
-    """a [RANKS, K] times one row of x, [RANKS]."""
-    values = tl.load(x_row + k, mask=k < end, other=0.0)
-    return tl.sum(a.to(tl.float32) * values.to(tl.float32), axis=1)
+def _multiply(a, x_row, k, end):
+    """Each element of a [RANKS, K] times its element of one row of x."""
+    return a.to(tl.float32) * tl.load(x_row + k, mask=k < end, other=0.0).to(tl.float32)

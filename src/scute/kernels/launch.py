@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from scute.kernels.arguments import Plan, Slots, unpack
-from scute.kernels.blocks import decode_blocks, gemm_blocks, prefill_blocks
 from scute.kernels.decode_expand import expand_rows
 from scute.kernels.decode_shrink import shrink_rows
 from scute.kernels.fused_gemm import fused_gemm
@@ -26,12 +25,9 @@ from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_shrink import shrink_tiles
 from scute.kernels.rotate import rotate as rotate_kernel
 from scute.kernels.routes import Part, Route
+from scute.kernels.tiles import decode_blocks, gemm_blocks, prefill_blocks, rotate_blocks
 
-ROTATE_BLOCK = 64
-ROTATE_WIDTH = 128
 COPY_ROWS = 16
-SHARED_SPLITS = 2
-"""Programs that share out the columns of x in the shrink of a pair."""
 FUSED_GEMM_TOKENS = 64
 """Most rows for which one GEMM over all slices beats one a slice."""
 
@@ -103,11 +99,11 @@ def _adapt_rows(y: Tensor, x: Tensor, slots: Slots, plan: Plan, tiles: int, shar
     # Rows of h are padded, so that the expand may read whole blocks of ranks.
     stride_h, stride_shared_h = _up(slots.max_rank, blocks.rank), _up(shared_rank, blocks.shared_rank)
     h = torch.empty(slots.slices * tokens * stride_h, dtype=torch.float32, device=x.device)
-    shared_h = torch.empty(SHARED_SPLITS * tokens * stride_shared_h, dtype=torch.float32, device=x.device)
+    shared_h = torch.empty(blocks.shared_splits * tokens * stride_shared_h, dtype=torch.float32, device=x.device)
     chunk = RANK_CHUNKS[0]
     items = shrink_items(tiles, slots.max_rank, shared_tiles, shared_rank, chunk)
     if items:
-        shrink_rows[(max(chunk // blocks.ranks, SHARED_SPLITS if shared_rank else 0), items, slots.slices)](
+        shrink_rows[(max(chunk // blocks.ranks, blocks.shared_splits if shared_rank else 0), items, slots.slices)](
             x,
             slots.factors,
             slots.table,
@@ -127,7 +123,7 @@ def _adapt_rows(y: Tensor, x: Tensor, slots: Slots, plan: Plan, tiles: int, shar
             slots.shared_a.stride(0),
             slots.shared_a.stride(1),
             SHARED=shared_rank > 0,
-            SHARED_SPLITS=SHARED_SPLITS,
+            SHARED_SPLITS=blocks.shared_splits,
             SHARED_BLOCK_K=blocks.shared_inner,
             HEIGHT=SMALL_TILE,
             CHUNK=chunk,
@@ -166,7 +162,7 @@ def _adapt_rows(y: Tensor, x: Tensor, slots: Slots, plan: Plan, tiles: int, shar
         slots.shared_b.stride(1),
         SLICES=slots.slices,
         SHARED=shared_rank > 0,
-        SHARED_SPLITS=SHARED_SPLITS,
+        SHARED_SPLITS=blocks.shared_splits,
         ALIGNED=_are_aligned(slots),
         HEIGHT=SMALL_TILE,
         BLOCK_R=blocks.rank,
@@ -226,8 +222,9 @@ def _adapt_tiles(y: Tensor, x: Tensor, slots: Slots, plan: Plan, tiles: int, sha
             num_stages=1,
             **pdl,
         )
-    column_blocks = _column_blocks(slots, blocks.outer)
-    expand_tiles[((tiles + shared_tiles) * column_blocks,)](
+    own_blocks = _column_blocks(slots, blocks.outer * blocks.steps)
+    shared_blocks = _column_blocks(slots, blocks.outer)
+    expand_tiles[(tiles * own_blocks + shared_tiles * shared_blocks,)](
         y,
         partial,
         shared_partial,
@@ -244,8 +241,9 @@ def _adapt_tiles(y: Tensor, x: Tensor, slots: Slots, plan: Plan, tiles: int, sha
         tuple(slots.slice_starts),
         tuple(slots.out_offsets),
         tokens,
-        tiles * column_blocks,
-        column_blocks,
+        tiles * own_blocks,
+        own_blocks,
+        shared_blocks,
         stride_partial,
         stride_shared_partial,
         y.stride(0),
@@ -259,6 +257,8 @@ def _adapt_tiles(y: Tensor, x: Tensor, slots: Slots, plan: Plan, tiles: int, sha
         HEIGHT=LARGE_TILE,
         BLOCK_R=blocks.rank,
         BLOCK_N=blocks.outer,
+        STEPS=blocks.steps,
+        STAGES=blocks.expand_stages,
         SHARED_BLOCK_R=blocks.shared_rank,
         num_warps=blocks.expand_warps,
         num_stages=1,
@@ -272,14 +272,15 @@ def rotate(x: Tensor, *arguments: object) -> Tensor:
     tokens, in_features = x.shape
     if not plan.is_live(Route.ROTATION) or not tokens:
         return x.unsqueeze(0).repeat(slots.slices, 1, 1)
+    blocks = rotate_blocks(in_features, slots.rotation_width, x.element_size())
     height = tile_height(tokens)
-    tiles = programs = tile_count(tokens, height, len(slots.table))
+    tiles = programs = plan.tiles(Route.ROTATION, tile_count(tokens, height, len(slots.table)))
     if height == SMALL_TILE:
         out = torch.empty(slots.slices, tokens, in_features, dtype=x.dtype, device=x.device)
         programs += triton.cdiv(tokens, COPY_ROWS)
     else:  # where copying takes long, a copy that does nothing else is faster
         out = x.unsqueeze(0).repeat(slots.slices, 1, 1)
-    rotate_kernel[(triton.cdiv(in_features, ROTATE_WIDTH), programs, slots.slices)](
+    rotate_kernel[(triton.cdiv(in_features, blocks.columns), programs, slots.slices)](
         out,
         x,
         slots.factors,
@@ -293,10 +294,10 @@ def rotate(x: Tensor, *arguments: object) -> Tensor:
         x.stride(0),
         slots.table.stride(0),
         HEIGHT=height,
-        BLOCK=ROTATE_BLOCK,
-        COLUMNS=ROTATE_WIDTH,
+        BLOCK=blocks.block,
+        COLUMNS=blocks.columns,
         WIDEST=slots.rotation_width if slots.rotation_width in (16, 32, 64) else 0,
-        num_warps=4,
+        num_warps=blocks.warps,
         num_stages=1,
         **_launch_options(x),
     )

@@ -15,9 +15,15 @@ HEIGHTS = (SMALL_TILE, LARGE_TILE)
 RANK_CHUNKS = (16, 64)
 """Ranks that one work item of the shrink covers, by tile height: a longer rank is shared out over several."""
 
+UNBOUNDED = 2**30
+"""In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
+
 _SMALL_BATCH = 256
 
 Ints = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+Records = npt.NDArray[np.int64]
+"""[n, 4]: name of a segment (slot, or -1 - pair); its first row; rows; rank."""
 
 
 def tile_height(tokens: int) -> int:
@@ -27,7 +33,7 @@ def tile_height(tokens: int) -> int:
 
 def tile_count(tokens: int, height: int, segments: int) -> int:
     """An upper bound on the tiles that `tokens` rows in at most `segments` segments need."""
-    return min(tokens, -(-tokens // height) + segments)
+    return min(tokens, -(-tokens // height) + segments) if segments else 0
 
 
 def shrink_items(tiles: int, max_rank: int, shared_tiles: int, shared_rank: int, chunk: int) -> int:
@@ -66,10 +72,12 @@ class BatchPlan:
       SHARED_TILES_* [n, 3]             (pair, first position in SHARED_ROWS, count)
       SHRINK_* [n, 4]                   (slot, or -1 - pair; first; count; first rank): some ranks of a tile
       ROTATED_* [n, 3]                  the TILES whose slot rotates the input of any layer
-    Entries of ROWS and SHARED_ROWS past the last tile are undefined.
+    Entries of ROWS and SHARED_ROWS past the last tile are undefined. The small lists of a batch that is too large for
+    small tiles (`tile_height`) are empty. Otherwise both are filled: a graph may pad the batch until it is too large.
 
-    live: int32 [3] on the CPU, indexed by `Route`. The ops read it when they run, so a compiled graph cannot
-    freeze it.
+    live: int32 [3] on the CPU, indexed by `Route`: tiles that the passes of a route have to do at most, 0 if it need
+    not run. The ops read it when they run, so a compiled graph cannot freeze it; a CUDA graph is captured with
+    `UNBOUNDED`, and its launches are for the most tiles that its rows could have.
     """
 
     def __init__(
@@ -79,8 +87,9 @@ class BatchPlan:
         self.slots = slots
         sizes = dict.fromkeys((Part.ROWS, Part.SLOT_OF_ROW, Part.SHARED_ROWS), max_tokens)
         for size, (height, chunk) in enumerate(zip(HEIGHTS, RANK_CHUNKS, strict=True)):
-            tiles = tile_count(max_tokens, height, slots)
-            shared_tiles = tile_count(max_tokens, height, pairs)
+            tokens = min(max_tokens, _SMALL_BATCH) if height == SMALL_TILE else max_tokens
+            tiles = tile_count(tokens, height, slots)
+            shared_tiles = tile_count(tokens, height, pairs)
             sizes[Part(Part.TILES_SMALL + size)] = 3 * tiles
             sizes[Part(Part.SHARED_TILES_SMALL + size)] = 3 * shared_tiles
             items = shrink_items(tiles, max_rank, shared_tiles, shared_rank, chunk)
@@ -91,14 +100,18 @@ class BatchPlan:
         self.buffer = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         self.part(Part.SLOT_OF_ROW).fill_(-1)
         self.live = torch.zeros(len(Route), dtype=torch.int32)
+        self._live = self.live.numpy()
 
     def update(
         self, slot_of_token: npt.NDArray[np.integer], residents: Residents, *, force_routes: bool = False
     ) -> None:
         """Describe the next step: sort on the host, then copy to the device once, without waiting for it.
 
-        slot_of_token [n]: slot of every real row, -1 for the base model. force_routes: mark every route live, for
-        profiling and graph capture.
+        slot_of_token [n]: slot of every real row, -1 for the base model. force_routes: mark every route live, without
+        a bound, for profiling and graph capture.
+
+        A step waits for this, and its time is that of its calls of NumPy more than that of their work: so it makes
+        only the lists that a step of so many rows can read.
 
         Raises ValueError if there are more rows than `max_tokens` or slots outside -1..slots-1.
         """
@@ -106,69 +119,101 @@ class BatchPlan:
         if tokens > self.max_tokens:
             raise ValueError(f"the batch has {tokens} rows but the plan holds {self.max_tokens}")
         # A fresh host buffer: the copy of the last step may still be reading the previous one.
-        host_buffer = torch.zeros(self.buffer.shape, dtype=torch.int32, pin_memory=self.buffer.is_cuda)
-        host = {part: self.part(part, host_buffer).numpy() for part in Part}
+        host_buffer = torch.empty(self.buffer.shape, dtype=torch.int32, pin_memory=self.buffer.is_cuda)
+        host = host_buffer.numpy()
+        host[self.offsets[Part.TILES_SMALL] :] = 0  # all lists after the three of rows
+        slot_of_row = host[self._place(Part.SLOT_OF_ROW)]
+        slot_of_row[tokens:] = -1
+        slot_of_row = slot_of_row[:tokens]
+        slot_of_row[:] = slot_of_token
 
-        slot_of_row = np.asarray(slot_of_token, dtype=np.int32)
-        host[Part.SLOT_OF_ROW][:tokens] = slot_of_row
-        host[Part.SLOT_OF_ROW][tokens:] = -1
-        counts = _group(slot_of_row, host[Part.ROWS], self.slots)
-        # Index -1 of the appended array is the base model's "no pair".
-        pair_of_row = np.append(residents.pair, -1).astype(np.int32)[slot_of_row]
-        shared_counts = _group(pair_of_row, host[Part.SHARED_ROWS], None)
-
-        for size, (height, chunk) in enumerate(zip(HEIGHTS, RANK_CHUNKS, strict=True)):
-            tiles = _cut(counts, height, host[Part(Part.TILES_SMALL + size)])
-            shared_tiles = _cut(shared_counts, height, host[Part(Part.SHARED_TILES_SMALL + size)])
-            _fill(host[Part(Part.ROTATED_SMALL + size)], tiles[residents.rotated[tiles[:, 0]]])
-            items = _chunk(tiles, residents.rank, chunk)
-            shared_items = _chunk(shared_tiles, residents.pair_rank, chunk)
-            shared_items[:, 0] = -1 - shared_items[:, 0]
-            _fill(host[Part(Part.SHRINK_SMALL + size)], np.concatenate((items, shared_items)))
+        slots, counts = _group(slot_of_row, host[self._place(Part.ROWS)], self.slots)
+        segments = _segments(slots, counts, residents.rank[slots])
+        has_pairs = bool((residents.pair[slots] >= 0).any())
+        if has_pairs:
+            # Index -1 of the appended array is the base model's "no pair".
+            pair_of_row = np.append(residents.pair, -1)[slot_of_row]
+            pairs, counts = _group(pair_of_row, host[self._place(Part.SHARED_ROWS)], len(residents.pair_rank))
+            segments = np.concatenate((segments, _segments(-1 - pairs, counts, residents.pair_rank[pairs])))
+        rotated = residents.rotated if residents.rotated[slots].any() else None
+        used = [0] * len(Route)
+        for size, height in enumerate(HEIGHTS):
+            if len(slots) and height >= tile_height(tokens):
+                used = [max(pair) for pair in zip(used, self._fill(host, size, segments, rotated), strict=True)]
 
         self.buffer.copy_(host_buffer, non_blocking=True)
-        self.live[Route.LOW_RANK] = force_routes or bool(counts.any())
-        self.live[Route.SHARED] = force_routes or bool(shared_counts.any())
-        self.live[Route.ROTATION] = force_routes or bool(counts[residents.rotated].any())
+        self._live[:] = UNBOUNDED if force_routes else used
 
-    def part(self, part: Part, buffer: torch.Tensor | None = None) -> torch.Tensor:
-        """One list of the plan, as a flat view of the device buffer, or of another of its size."""
-        buffer = self.buffer if buffer is None else buffer
-        return buffer[self.offsets[part] : self.offsets[part] + self._sizes[part]]
+    def part(self, part: Part) -> torch.Tensor:
+        """One list of the plan, as a flat view of the device buffer."""
+        return self.buffer[self._place(part)]
+
+    def _place(self, part: int) -> slice:
+        start = self.offsets[part]
+        return slice(start, start + self._sizes[part])
+
+    def _fill(self, host: Ints, size: int, segments: Records, rotated: npt.NDArray[np.bool_] | None) -> list[int]:
+        """Write the lists of one tile height; returns how many tiles each route has.
+
+        rotated: by slot; None if no slot of the batch rotates.
+        """
+        tiles = _cut(segments, HEIGHTS[size])
+        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(tiles, RANK_CHUNKS[size]))
+        own = np.count_nonzero(tiles[:, 0] >= 0)  # the slots' tiles come before the pairs'
+        own_tiles, shared_tiles = tiles[:own, :3], tiles[own:, :3]
+        _write(host[self._place(Part.TILES_SMALL + size)], own_tiles)
+        if len(shared_tiles):
+            shared_tiles = shared_tiles.copy()  # the segments may be the tiles, and the other height needs them
+            shared_tiles[:, 0] = -1 - shared_tiles[:, 0]
+            _write(host[self._place(Part.SHARED_TILES_SMALL + size)], shared_tiles)
+        turned = own_tiles[:0] if rotated is None else own_tiles[rotated[own_tiles[:, 0]]]
+        _write(host[self._place(Part.ROTATED_SMALL + size)], turned)
+        return [len(own_tiles), len(shared_tiles), len(turned)]
 
 
-def _group(keys: Ints, rows: Ints, limit: int | None) -> npt.NDArray[np.int64]:
-    """Write the indices of the keys >= 0 to `rows`, stably sorted by key; returns the count per key."""
-    order = np.argsort(keys.astype(np.int16), kind="stable")
+def _group(keys: Ints, rows: Ints, limit: int) -> tuple[Counts, Counts]:
+    """Write the indices of the keys >= 0 to `rows`, stably sorted by key; returns the keys there are, and how often."""
+    order = keys.astype(np.int16).argsort(kind="stable")  # of 16 bits: NumPy sorts them in linear time
     if len(order) and keys[order[0]] < -1:
         raise ValueError(f"slot {keys[order[0]]} is below -1")
-    adapter_rows = order[np.count_nonzero(keys < 0) :]
-    rows[: len(adapter_rows)] = adapter_rows
-    counts = np.bincount(keys[adapter_rows], minlength=limit or 0)
-    if limit is not None and len(counts) > limit:
-        raise ValueError(f"slot {len(counts) - 1} is outside the {limit} slots of the plan")
-    return counts
+    counts = np.bincount(keys + 1, minlength=limit + 1)
+    if len(counts) > limit + 1:
+        raise ValueError(f"slot {len(counts) - 2} is outside the {limit} slots of the plan")
+    base_rows = counts[0]
+    rows[: len(keys) - base_rows] = order[base_rows:]
+    present = counts[1:].nonzero()[0]
+    return present, counts[present + 1]
 
 
-def _cut(counts: npt.NDArray[np.int64], height: int, part: Ints) -> Ints:
-    """Cut segments of `counts` consecutive rows into tiles (segment, first row, count) of at most `height` rows."""
-    tiles_of = -(-counts // height)
-    segment = np.repeat(np.arange(len(counts)), tiles_of)
-    first_tile = np.cumsum(tiles_of) - tiles_of
-    first_row = np.cumsum(counts) - counts
-    offset = (np.arange(len(segment)) - first_tile[segment]) * height
-    tiles = np.stack((segment, first_row[segment] + offset, np.minimum(counts[segment] - offset, height)), axis=1)
-    return _fill(part, tiles.astype(np.int32))
+def _segments(names: Counts, counts: Counts, ranks: Ints) -> Records:
+    """Records of segments that follow one another."""
+    return np.array((names, counts.cumsum() - counts, counts, ranks), dtype=np.int64).T
 
 
-def _chunk(tiles: Ints, rank_of_segment: Ints, size: int) -> Ints:
-    """A tile for every `size` ranks of its segment: (segment, first row, count, first rank)."""
-    chunks_of = -(-rank_of_segment[tiles[:, 0]] // size)
-    chunk = np.arange(int(chunks_of.sum())) - np.repeat(np.cumsum(chunks_of) - chunks_of, chunks_of)
-    items = np.column_stack((np.repeat(tiles, chunks_of, axis=0), chunk * size))
-    return items.astype(np.int32)
+def _cut(segments: Records, height: int) -> Records:
+    """Cut every segment into tiles of at most `height` rows."""
+    if segments[:, 2].max() <= height:  # as in most decode batches
+        return segments
+    tiles, number = _repeat(segments, -(-segments[:, 2] // height))
+    offset = number * height
+    tiles[:, 1] += offset
+    tiles[:, 2] = np.minimum(tiles[:, 2] - offset, height)
+    return tiles
 
 
-def _fill(part: Ints, records: Ints) -> Ints:
-    part[: records.size] = records.ravel()
-    return records
+def _share_ranks(tiles: Records, chunk: int) -> Records:
+    """Share out the ranks of every tile over items of `chunk` ranks, which have their first rank for a rank."""
+    items, number = _repeat(tiles, -(-tiles[:, 3] // chunk))
+    items[:, 3] = number * chunk
+    return items
+
+
+def _repeat(records: Records, times: Counts) -> tuple[Records, Counts]:
+    """Every record as many times as it says, and the number of each among its copies, from 0."""
+    copies = records.repeat(times, axis=0)
+    number = np.arange(len(copies)) - (times.cumsum() - times).repeat(times)
+    return copies, number
+
+
+def _write(part: Ints, records: Records) -> None:
+    part[: records.size] = records.reshape(-1)

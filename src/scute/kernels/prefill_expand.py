@@ -47,7 +47,8 @@ def expand_tiles(
     out_offsets,
     tokens,
     own_programs,
-    column_blocks,
+    own_blocks,
+    shared_blocks,
     stride_partial,
     stride_shared_partial,
     stride_y,
@@ -61,6 +62,8 @@ def expand_tiles(
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     SHARED_BLOCK_R: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -74,16 +77,16 @@ def expand_tiles(
         program -= own_programs
         _expand_pair(
             y, shared_partial, vectors, table, shared_b, pair_rank, shared_tiles, shared_rows, slot_of_row,
-            starts, out_offsets, program // column_blocks, program % column_blocks, tokens,
+            starts, out_offsets, program // shared_blocks, program % shared_blocks, tokens,
             stride_shared_partial, stride_y, stride_slot, stride_pair, stride_shared,
             SLICES, SPLITS, ALIGNED, HEIGHT, SHARED_BLOCK_R, BLOCK_N, PDL,
         )  # fmt: skip
     else:
         _expand_slot(
             y, partial, shared_partial, factors, vectors, table, shared_b, pair_rank, tiles, rows,
-            starts, out_offsets, program // column_blocks, program % column_blocks, tokens,
+            starts, out_offsets, program // own_blocks, program % own_blocks, tokens,
             stride_partial, stride_shared_partial, stride_y, stride_slot, stride_pair, stride_shared,
-            SLICES, SPLITS, SHARED, ALIGNED, HEIGHT, BLOCK_R, BLOCK_N, PDL,
+            SLICES, SPLITS, SHARED, ALIGNED, HEIGHT, BLOCK_R, BLOCK_N, STEPS, STAGES, PDL,
         )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
@@ -120,6 +123,8 @@ def _expand_slot(
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     slot = tl.load(tiles + tile * 3)
@@ -127,7 +132,7 @@ def _expand_slot(
     count = tl.load(tiles + tile * 3 + 2)
     if count == 0:
         return
-    slice_index, start, end, offset = slice_of(block, starts, BLOCK_N, SLICES)
+    slice_index, start, end, offset = slice_of(block, starts, STEPS * BLOCK_N, SLICES)
     entry = entry_of(table, slot, slice_index, stride_slot)
     rank = field(entry, RANK)
     flags = field(entry, FLAGS)
@@ -139,39 +144,62 @@ def _expand_slot(
     if ALIGNED:
         start = tl.multiple_of(start, 16)
         width = tl.multiple_of(width, 16)
-    column = offset + tl.arange(0, BLOCK_N)
-    column_mask = column < width
+    last = min(offset + STEPS * BLOCK_N, width)
     wide_tokens = tokens.to(tl.int64)
-    y_at = y + row[:, None] * stride_y + (start + column)[None, :]
-    mask = row_mask[:, None] & column_mask[None, :]
+    y_row = y + row[:, None] * stride_y + start
+    factor = piece(factors, field(entry, B))
+    scale = piece(vectors, field(entry, SCALE_AT))
+    shift = piece(vectors, field(entry, SHIFT_AT))
+    h_row = partial + (slice_index * wide_tokens + row[:, None]) * stride_partial
+    stride_split = wide_tokens * (SLICES * stride_partial)
     if PDL:
         gdc_wait()
-    y_block = tl.load(y_at, mask=mask, other=0.0)
-    acc = tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32)
-    if SHARED and (flags & HAS_SHARED) != 0:
-        pair = field(entry, PAIR).to(tl.int64)
-        ranks = tl.load(pair_rank + pair)
-        h_row = shared_partial + row[:, None] * stride_shared_partial
-        factor = shared_b + pair * stride_pair + element_of(out_offsets, slice_index, SLICES)
-        d = piece(vectors, field(entry, D))
-        for r_start in range(0, ranks, BLOCK_R):
-            r = r_start + tl.arange(0, BLOCK_R)
-            h = sum_splits(h_row, row_mask, r, ranks, wide_tokens * stride_shared_partial, SPLITS)
-            h *= tl.load(d + r, mask=r < ranks, other=0.0)[None, :]
-            acc = dot_wide(h, _load_b(factor, stride_shared, r, ranks, column, column_mask), acc)
-        acc *= tl.load(piece(vectors, field(entry, E)) + column, mask=column_mask, other=0.0)[None, :]
-    h_row = partial + (slice_index * wide_tokens + row[:, None]) * stride_partial
-    factor = piece(factors, field(entry, B))
-    for r_start in range(0, rank, BLOCK_R):
-        r = r_start + tl.arange(0, BLOCK_R)
-        h = sum_splits(h_row, row_mask, r, rank, wide_tokens * (SLICES * stride_partial), SPLITS)
-        acc = dot_wide(h, _load_b(factor, width, r, rank, column, column_mask), acc)
-    total = y_block.to(tl.float32)
-    if (flags & HAS_SCALE) != 0:
-        total *= tl.load(piece(vectors, field(entry, SCALE_AT)) + column, mask=column_mask, other=0.0)[None, :]
-    if (flags & HAS_SHIFT) != 0:
-        total += tl.load(piece(vectors, field(entry, SHIFT_AT)) + column, mask=column_mask, other=0.0)[None, :]
-    tl.store(y_at, (total + acc).to(y.dtype.element_ty), mask=mask)
+    is_plain = rank <= BLOCK_R
+    if SHARED:
+        is_plain = is_plain & ((flags & HAS_SHARED) == 0)
+    if is_plain:  # all of h at once, before the columns
+        r = tl.arange(0, BLOCK_R)
+        h = sum_splits(h_row, tl.arange(0, HEIGHT) < tl.where(rank > 0, count, 0), r, rank, stride_split, SPLITS)
+        for at in tl.range(offset, last, BLOCK_N, num_stages=STAGES):
+            column = at + tl.arange(0, BLOCK_N)
+            column_mask = column < last
+            y_block = tl.load(y_row + column[None, :], mask=row_mask[:, None] & column_mask[None, :], other=0.0)
+            b_block = _load_b(factor, width, r, rank, column, column_mask)
+            acc = dot_wide(h, b_block, tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32))
+            _finish(y_row, row_mask, y_block, acc, scale, shift, flags, column, last)
+    else:
+        for at in range(offset, last, BLOCK_N):
+            column = at + tl.arange(0, BLOCK_N)
+            column_mask = column < last
+            y_block = tl.load(y_row + column[None, :], mask=row_mask[:, None] & column_mask[None, :], other=0.0)
+            acc = tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32)
+            if SHARED and (flags & HAS_SHARED) != 0:
+                pair = field(entry, PAIR).to(tl.int64)
+                ranks = tl.load(pair_rank + pair)
+                shared_row = shared_partial + row[:, None] * stride_shared_partial
+                shared_factor = shared_b + pair * stride_pair + element_of(out_offsets, slice_index, SLICES)
+                d = piece(vectors, field(entry, D))
+                for r_start in range(0, ranks, BLOCK_R):
+                    r = r_start + tl.arange(0, BLOCK_R)
+                    h = sum_splits(shared_row, row_mask, r, ranks, wide_tokens * stride_shared_partial, SPLITS)
+                    h *= tl.load(d + r, mask=r < ranks, other=0.0)[None, :]
+                    acc = dot_wide(h, _load_b(shared_factor, stride_shared, r, ranks, column, column_mask), acc)
+                acc *= tl.load(piece(vectors, field(entry, E)) + column, mask=column_mask, other=0.0)[None, :]
+            for r_start in range(0, rank, BLOCK_R):
+                r = r_start + tl.arange(0, BLOCK_R)
+                h = sum_splits(h_row, row_mask, r, rank, stride_split, SPLITS)
+                acc = dot_wide(h, _load_b(factor, width, r, rank, column, column_mask), acc)
+            _finish(y_row, row_mask, y_block, acc, scale, shift, flags, column, last)
+
+
+@triton.jit
+def _finish(y_row, row_mask, y_block, acc, scale, shift, flags, column, last):
+    """y s + b + acc, rounded once."""
+    scaled, shifted = tl.where((flags & HAS_SCALE) != 0, last, 0), tl.where((flags & HAS_SHIFT) != 0, last, 0)
+    s = tl.load(scale + column, mask=column < scaled, other=1.0)
+    b = tl.load(shift + column, mask=column < shifted, other=0.0)
+    total = y_block.to(tl.float32) * s[None, :] + b[None, :] + acc
+    tl.store(y_row + column[None, :], total.to(y_block.dtype), mask=row_mask[:, None] & (column < last)[None, :])
 
 
 @triton.jit
