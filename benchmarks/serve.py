@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py run --plan pools --tuned CONFIGS --out benchmarks/results/serve-h200.jsonl
     python benchmarks/serve.py table benchmarks/results/serve-*.jsonl
-    python benchmarks/serve.py table --write benchmarks/results/serve-*.jsonl      # between the markers in README.md
+    python benchmarks/serve.py table --write benchmarks/results/*.jsonl     # in README.md and docs/speed.md
     python benchmarks/serve.py plot benchmarks/results/serve-*.jsonl --out FOLDER
 
 Every engine is first held against the PEFT library in float32; one that is not right is not timed.
@@ -41,7 +41,7 @@ def main() -> None:
     run.add_argument("--out", type=Path, required=True, help="rows are appended to this file")
     table = commands.add_parser("table", help="print the table of README.md")
     table.set_defaults(command=_table)
-    table.add_argument("--write", action="store_true", help="put it into README.md instead")
+    table.add_argument("--write", action="store_true", help="put it into README.md, and the bounds into docs/speed.md")
     table.add_argument("results", type=Path, nargs="+")
     plot = commands.add_parser("plot", help="draw figures; needs matplotlib")
     plot.set_defaults(command=_plot)
@@ -87,11 +87,13 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> None:
-    from serving import summary
+    from serving import bounds, summary
 
     table = summary.table(rows.read(arguments.results))
     if arguments.write:
-        summary.write(Path(__file__).parents[1] / "README.md", table)
+        root = Path(__file__).parents[1]
+        summary.write(root / "README.md", table)
+        summary.write(root / "docs" / "speed.md", bounds.page(arguments.results))
     else:
         print(table)
 

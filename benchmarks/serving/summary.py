@@ -137,10 +137,12 @@ def table(rows: Sequence[ServeRow]) -> str:
             "",
             "A tenant more adds, per token: " + ", ".join(f"{m} {ms:.3f} ms" for m, ms in slopes.items()) + ".",
         ]
-    return "\n".join([*lines, "", _provenance(rows)])
+    return "\n".join([*lines, "", provenance(rows)])
 
 
-def _provenance(rows: Sequence[ServeRow]) -> str:
+def provenance(rows: Sequence[ServeRow]) -> str:
+    """Where the rows were measured, as a sentence."""
+
     def told(values: Iterable[object]) -> str:
         return " and ".join(dict.fromkeys(map(str, values)))
 

@@ -9,12 +9,23 @@ from triton.compiler import ASTSource
 from scute.kernels.blocks import decode_blocks, gemm_blocks, prefill_blocks
 from scute.kernels.decode_expand import expand_rows
 from scute.kernels.decode_shrink import shrink_rows
+from scute.kernels.decode_turn import turn_and_shrink
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_shrink import shrink_tiles
 from scute.kernels.rotate import rotate
 
-INDICES = ("table", "pair_rank", "items", "tiles", "shared_tiles", "rows", "shared_rows", "slot_of_row")
+INDICES = (
+    "table",
+    "pair_rank",
+    "items",
+    "tiles",
+    "shared_tiles",
+    "rotated_tiles",
+    "rows",
+    "shared_rows",
+    "slot_of_row",
+)
 FLOATS = ("h", "shared_h", "partial", "shared_partial", "vectors")
 FACTORS = ("x", "y", "factors", "shared_a", "shared_b", "out", "inputs", "weight", "bias")
 VARYING = (
@@ -58,11 +69,11 @@ def kernels(size: int, slices: int, aligned: bool):
     common = {"SLICES": slices, "PDL": True}
     both = common | {"SHARED": True}
     columns = both | {"ALIGNED": aligned}
-    yield "shrink rows", shrink_rows, {
-        "PDL": True, "SHARED": True,
-        "SHARED_SPLITS": 4, "SHARED_BLOCK_K": few.shared_inner, "HEIGHT": 16, "CHUNK": 16,
-        "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True,
-    }, few.shrink_warps  # fmt: skip
+    shrink = {"PDL": True, "SHARED": True, "SHARED_SPLITS": few.shared_splits, "SHARED_BLOCK_K": few.shared_inner}
+    shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
+    turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
+    yield "shrink rows", shrink_rows, shrink, few.shrink_warps
+    yield "turn rows", turn_and_shrink, shrink | turn, few.shrink_warps
     yield "expand rows", expand_rows, columns | {
         "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
@@ -76,7 +87,7 @@ def kernels(size: int, slices: int, aligned: bool):
         "STAGES": many.expand_stages, "SHARED_BLOCK_R": many.shared_rank,
     }, many.expand_warps  # fmt: skip
     for height in (16, 32):
-        yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, "BLOCK": 64, "COLUMNS": 128, "WIDEST": 32}, 4
+        yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, **turn}, 4
     yield "gemm", fused_gemm, common | {
         "HAS_BIAS": False, "ALIGNED": aligned, "STAGES": gemm.stages,
         "BLOCK_M": gemm.rows, "BLOCK_N": gemm.outer, "BLOCK_K": gemm.inner,

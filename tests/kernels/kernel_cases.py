@@ -354,3 +354,15 @@ ROTATIONS = [
     Spec("all-base", 24, (5,), (Adapter(widths=(8,)),), (-1, -1)),
     Spec("large-tiles", 40, (6,), (Adapter(widths=(8,)), Adapter(widths=(5,))), batch(270, 2) + (1,) * 70, padding=2),
 ]
+
+EVERYTHING = (
+    *mixed_pool(3),
+    Adapter(widths=(8, 0, 16)),
+    Adapter(ranks=(4, 0, 9), scale=True, widths=(16, 16, 16), pair=0, shared_slices=(1,)),
+    Adapter(widths=(16, 16, 16)),
+)
+TOGETHER = [
+    Spec("few-rows", 48, (16, 8, 8), EVERYTHING, batch(40, 11), padding=3, pair_ranks=(5, 12)),
+    Spec("many-rows", 48, (16, 8, 8), EVERYTHING, batch(300, 11), padding=3, pair_ranks=(5, 12)),
+    Spec("one-slice", 32, (13,), (*mixed_pool(1), Adapter(widths=(8,))), batch(30, 9), pair_ranks=(5, 12)),
+]

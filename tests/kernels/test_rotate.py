@@ -1,8 +1,20 @@
+import dataclasses
 from itertools import pairwise
 
 import pytest
 import torch
-from kernel_cases import PROJECTIONS, ROTATIONS, Spec, Truth, assert_close, assert_same_bits, assert_true, build
+from kernel_cases import (
+    PROJECTIONS,
+    ROTATIONS,
+    TOGETHER,
+    Case,
+    Spec,
+    Truth,
+    assert_close,
+    assert_same_bits,
+    assert_true,
+    build,
+)
 
 from scute.kernels import launch, reference
 from scute.kernels.routes import Route
@@ -61,6 +73,35 @@ def test_not_live_is_the_plain_projection(module):
     assert_same_bits(module.rotate(*case.rotate_args()), case.x.repeat(3, 1, 1))
     plain = torch.nn.functional.linear(case.x, case.weight, case.bias)
     assert_same_bits(module.linear(*case.linear_args()), plain)
+
+
+@pytest.mark.parametrize("spec", TOGETHER, ids=str)
+@pytest.mark.parametrize(("module", "dtype"), IMPLEMENTATIONS)
+def test_linear_rotates_and_adapts(module, dtype: torch.dtype, spec: Spec):
+    case = build(spec, dtype)
+    y = module.linear(*case.linear_args())
+    rotated = dataclasses.replace(case.truth, y=_project(case, case.truth.rotate(), absolute=False))
+    magnitude = case.truth.absolute()
+    magnitude.y = _project(case, magnitude.rotate(), absolute=True)
+    real = slice(0, len(spec.slot_of_token))
+    # The base output is rounded once before the adapter's terms are added.
+    bound = magnitude.adapt()[real] + torch.finfo(dtype).eps * 2**19 * magnitude.y[real]
+    assert_close(y[real], rotated.adapt()[real], bound)
+
+
+def _project(case: Case, inputs: torch.Tensor, *, absolute: bool) -> torch.Tensor:
+    """The base projection of every slice on its own input, in float64."""
+    weight, bias = case.weight.double().cpu(), case.bias.double().cpu()
+    if absolute:
+        weight, bias = weight.abs(), bias.abs()
+    parts = [
+        inputs[i] @ weight[start:end].T + bias[start:end] for i, (start, end) in enumerate(pairwise(_starts(case)))
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _starts(case: Case) -> list[int]:
+    return case.layer["slice_starts"]
 
 
 @pytest.mark.parametrize("module", [reference, launch])

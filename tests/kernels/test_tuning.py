@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from scute.kernels import launch, tiles
+from scute.kernels import sizes as measured
 from scute.tuning import table
 from scute.tuning.candidates import _KNOWN, known, merge, neighbours
 from scute.tuning.compilers import Compilers
@@ -42,8 +42,8 @@ def test_rules_are_watched_and_replaced():
         assert rules()[rule](*arguments) == sizes
         other = next(iter(neighbours(sizes)))
         with using({rule: other}):
-            assert getattr(launch, rule)(*arguments) == other
-        assert getattr(launch, rule)(*arguments) == sizes
+            assert getattr(measured, rule)(*arguments) == other
+        assert getattr(measured, rule)(*arguments) == sizes
 
 
 def test_neighbours_change_one_field():
@@ -56,11 +56,11 @@ def test_neighbours_change_one_field():
     assert merged == sizes._replace(**last, **first)
 
 
-@pytest.mark.parametrize("rule", tiles.RULES)
+@pytest.mark.parametrize("rule", measured.RULES)
 def test_what_was_good_elsewhere_fits_the_rules(rule):
-    fields = inspect.signature(tiles.RULES[rule]).return_annotation._fields
-    sizes = inspect.signature(tiles.RULES[rule]).return_annotation(*range(1, len(fields) + 1))
-    assert _KNOWN.keys() == tiles.RULES.keys()
+    fields = inspect.signature(measured.RULES[rule]).return_annotation._fields
+    sizes = inspect.signature(measured.RULES[rule]).return_annotation(*range(1, len(fields) + 1))
+    assert _KNOWN.keys() == measured.RULES.keys()
     assert len(list(known(rule, sizes))) == len(_KNOWN[rule])
 
 
@@ -100,7 +100,7 @@ def test_a_search_writes_a_table(tmp_path, few):
     assert all(entry.ratio <= 1 for entry in entries)
     for _ in range(2):  # the second time replaces the entries
         path = table.write(tmp_path, "NVIDIA Some/GPU", entries, "a test")
-    assert tiles.read(path, "NVIDIA Some/GPU") == [entry.override for entry in entries]
+    assert measured.read(path, "NVIDIA Some/GPU") == [entry.override for entry in entries]
     assert path.name == "nvidia_some_gpu.json"
 
 
@@ -112,7 +112,7 @@ def test_writing_drops_what_the_kernels_would_not_take(tmp_path):
     plain = table.Entry("decode_blocks", {}, {"expand_registers": 128}, [], 1.0, 1.0, 1.0, 1, 0)
     for entry in (pair, plain):
         assert table.write(tmp_path, "GPU", [entry], "a test") == path
-    assert tiles.read(path, "GPU") == [plain.override, pair.override]
+    assert measured.read(path, "GPU") == [plain.override, pair.override]
 
 
 def test_wrong_sizes_are_left_out(monkeypatch, few):
@@ -123,7 +123,7 @@ def test_wrong_sizes_are_left_out(monkeypatch, few):
 
     def broken(self, layer, index, y):
         out = run(self, layer, index, y)
-        if any(getattr(launch, rule)(*self.arguments[rule]) != sizes for rule, sizes in right.items()):
+        if any(getattr(measured, rule)(*self.arguments[rule]) != sizes for rule, sizes in right.items()):
             out[0, 0] += 100 * TOLERANCE[torch.float32]
         return out
 
@@ -143,9 +143,9 @@ def test_what_is_found_without_a_pair_holds_with_one(few):
     with_pair = {name for e in entries if "shared_rank" in e.arguments for name in e.blocks}
     assert plain
     assert not any(name.startswith("shared_") for name in plain)
-    assert {name for name in with_pair if not name.startswith("shared_")} == tiles.WITH_A_PAIR
+    assert {name for name in with_pair if not name.startswith("shared_")} == measured.WITH_A_PAIR
     for entry in entries:
-        assert tiles.Override.parse({**dataclasses.asdict(entry)}) == entry.override
+        assert measured.Override.parse({**dataclasses.asdict(entry)}) == entry.override
 
 
 def test_time_runs_out():
@@ -175,14 +175,14 @@ def test_compilers_say_what_failed(monkeypatch):
 
 
 def test_replacing_ends():
-    before = [getattr(launch, rule) for rule in rules()]
+    before = [getattr(measured, rule) for rule in rules()]
     with pytest.raises(KeyError), replaced(dict.fromkeys(rules(), print)):
         raise KeyError
-    assert [getattr(launch, rule) for rule in rules()] == before
+    assert [getattr(measured, rule) for rule in rules()] == before
 
 
 def test_the_rows_of_a_gemm_follow_the_batch():
-    sizes = launch.gemm_blocks(64, 4096, 2)._replace(outer=32)
+    sizes = measured.gemm_blocks(64, 4096, 2)._replace(outer=32)
     with using({"gemm_blocks": sizes}):
-        assert launch.gemm_blocks(64, 4096, 2) == sizes
-        assert launch.gemm_blocks(10, 4096, 2) == sizes._replace(rows=16)
+        assert measured.gemm_blocks(64, 4096, 2) == sizes
+        assert measured.gemm_blocks(10, 4096, 2) == sizes._replace(rows=16)

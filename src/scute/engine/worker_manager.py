@@ -6,7 +6,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-from scute.engine import checks
+from scute.engine import checks, warm_up
 from scute.engine.model_manager import ScuteModelManager
 
 
@@ -61,6 +61,8 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         wrapped = super().create_lora_manager(model, vllm_config)
         checks.check_layers(self._adapter_manager)
         checks.check_ranks(self._adapter_manager)
+        if self.device.type == "cuda":
+            warm_up.run(self._adapter_manager)
         return wrapped
 
     def list_adapters(self) -> set[int]:

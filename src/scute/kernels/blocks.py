@@ -1,4 +1,4 @@
-"""Block sizes of the kernels by rule, from shapes and bytes alone; `scute.kernels.tiles` asks a table first."""
+"""Block sizes of the kernels by rule, from shapes and bytes alone; `scute.kernels.sizes` asks a table first."""
 
 from typing import NamedTuple
 

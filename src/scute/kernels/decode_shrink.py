@@ -50,30 +50,69 @@ def shrink_rows(
     """
     if PDL:
         gdc_launch_dependents()
-    item = items + tl.program_id(1) * 4
-    slice_index = tl.program_id(2)
+    shrink_part(
+        x, factors, table, shared_a, pair_rank, items + tl.program_id(1) * 4, rows, shared_rows, h, shared_h,
+        tl.program_id(0), tl.program_id(2), tokens, in_features, stride_h, stride_shared_h, stride_x, stride_slot,
+        stride_pair, stride_shared,
+        SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+    )  # fmt: skip
+    # The expand waits for this launch alone, so this one must not end before those before it.
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def shrink_part(
+    x,
+    factors,
+    table,
+    shared_a,
+    pair_rank,
+    item,
+    rows,
+    shared_rows,
+    h,
+    shared_h,
+    part,
+    slice_index,
+    tokens,
+    in_features,
+    stride_h,
+    stride_shared_h,
+    stride_x,
+    stride_slot,
+    stride_pair,
+    stride_shared,
+    SHARED: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr,
+    SHARED_BLOCK_K: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Part `part` of an item: RANKS of a slot's ranks, or one split of the columns for a pair."""
     segment = tl.load(item)
     first = tl.load(item + 1)
     count = tl.load(item + 2)
     rank_start = tl.load(item + 3)
     if SHARED and segment < 0:
-        if (count > 0) & (slice_index == 0) & (tl.program_id(0) < SHARED_SPLITS):
+        if (count > 0) & (slice_index == 0) & (part < SHARED_SPLITS):
             pair = (-1 - segment).to(tl.int64)
             _shrink_pair(
                 x, shared_a + pair * stride_pair, stride_shared, rank_start, tl.load(pair_rank + pair),
-                shared_rows + first, count, shared_h, stride_shared_h, tl.program_id(0), tokens, in_features, stride_x,
+                shared_rows + first, count, shared_h, stride_shared_h, part, tokens, in_features, stride_x,
                 SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
             )  # fmt: skip
     elif count > 0:
         entry = entry_of(table, segment, slice_index, stride_slot)
         _shrink_ranks(
-            x, piece(factors, field(entry, A)), in_features, rank_start + tl.program_id(0) * RANKS, field(entry, RANK),
+            x, piece(factors, field(entry, A)), in_features, rank_start + part * RANKS, field(entry, RANK),
             rows + first, count, h + slice_index * tokens.to(tl.int64) * stride_h, stride_h, stride_x,
             RANKS, BLOCK_K, ONE_BLOCK, PDL,
         )  # fmt: skip
-    # The expand waits for this launch alone, so this one must not end before those before it.
-    if PDL:
-        gdc_wait()
 
 
 @triton.jit

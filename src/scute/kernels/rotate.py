@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from scute.kernels.device import ROTATION, WIDTH, entry_of, field, piece
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles_launched"])
+@triton.jit(do_not_specialize=["tokens", "first_slice", "tiles_launched"])
 def rotate(
     out,
     x,
@@ -18,6 +18,48 @@ def rotate(
     tiles,
     rows,
     slot_of_row,
+    tokens,
+    first_slice,
+    tiles_launched,
+    in_features,
+    stride_x,
+    stride_slot,
+    HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDEST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[i, row] = x R, slice `first_slice` + i, for rows of rotating slots; x[row] of others if copies are launched.
+
+    Grid: (COLUMNS columns; tiles of slots, then groups of 16 rows to copy; slice). Copies skip the rows of slots that
+    rotate the slice; a tile of a slot that rotates other slices alone writes x[row].
+    """
+    if PDL:
+        gdc_launch_dependents()
+    rotate_part(
+        out, x, factors, table, tiles, rows, slot_of_row, tl.program_id(0) * COLUMNS, tl.program_id(1),
+        first_slice + tl.program_id(2), tl.program_id(2), tokens, tiles_launched, in_features, stride_x, stride_slot,
+        HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
+    )  # fmt: skip
+    # What follows waits for this launch alone, so it must not end before those before it.
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def rotate_part(
+    out,
+    x,
+    factors,
+    table,
+    tiles,
+    rows,
+    slot_of_row,
+    first_column,
+    program,
+    slice_index,
+    out_index,
     tokens,
     tiles_launched,
     in_features,
@@ -29,20 +71,11 @@ def rotate(
     WIDEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[slice, row] = x R for rows of rotating slots; with copies in the grid, x[row] for the others.
-
-    Grid: (COLUMNS columns; tiles of slots, then groups of 16 rows to copy; slice).
-
-    Copies skip the rows that a tile writes, so every element is written once.
-    """
-    if PDL:
-        gdc_launch_dependents()
-    program = tl.program_id(1)
-    slice_index = tl.program_id(2)
-    first_column = tl.program_id(0) * COLUMNS
+    """COLUMNS columns of tile `program`, or of a group of rows to copy where it is past the tiles."""
+    out += out_index.to(tl.int64) * tokens * in_features
     if program < tiles_launched:
         _rotate_tile(
-            out, x, factors, table, tiles + program * 3, rows, slice_index, first_column, tokens, in_features,
+            out, x, factors, table, tiles + program * 3, rows, slice_index, first_column, in_features,
             stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
         )  # fmt: skip
     else:
@@ -58,7 +91,7 @@ def rotate(
         if PDL:
             gdc_wait()
         values = tl.load(x + row * stride_x + column[None, :], mask=exists, other=0.0)
-        tl.store(out + (slice_index.to(tl.int64) * tokens + row) * in_features + column[None, :], values, mask=mask)
+        tl.store(out + row * in_features + column[None, :], values, mask=mask)
 
 
 @triton.jit
@@ -71,7 +104,6 @@ def _rotate_tile(
     rows,
     slice_index,
     columns_start,
-    tokens,
     in_features,
     stride_x,
     stride_slot,
@@ -95,14 +127,19 @@ def _rotate_tile(
         return
     entry = entry_of(table, slot, slice_index, stride_slot)
     w = field(entry, WIDTH)
-    if w == 0:
-        return
     rotation = piece(factors, field(entry, ROTATION))
     lane = tl.arange(0, HEIGHT)
     row_mask = lane < count
     row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
     x_row = x + row[:, None] * stride_x
-    out_row = out + (slice_index.to(tl.int64) * tokens + row[:, None]) * in_features
+    out_row = out + row[:, None] * in_features
+    if w == 0:
+        column = columns_start + tl.arange(0, COLUMNS)
+        mask = row_mask[:, None] & (column < in_features)[None, :]
+        if PDL:
+            gdc_wait()
+        tl.store(out_row + column[None, :], tl.load(x_row + column[None, :], mask=mask, other=0.0), mask=mask)
+        return
     if WIDEST > 0 and w == WIDEST:
         block = tl.arange(0, COLUMNS // WIDEST)[:, None, None]
         i, j = tl.arange(0, WIDEST)[None, :, None], tl.arange(0, WIDEST)[None, None, :]
@@ -118,8 +155,7 @@ def _rotate_tile(
         x_blocks = tl.load(x + rows_at * stride_x + at, mask=mask, other=0.0)
         turned = tl.dot(x_blocks, d_blocks, input_precision="ieee")
         total = x_blocks.to(tl.float32) + turned
-        out_at = out + (slice_index.to(tl.int64) * tokens + rows_at) * in_features + at
-        tl.store(out_at, total.to(out.dtype.element_ty), mask=mask)
+        tl.store(out + rows_at * in_features + at, total.to(out.dtype.element_ty), mask=mask)
         return
     if PDL:
         gdc_wait()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scute.kernels import launch, tiles
+from scute.kernels import launch, sizes
 from scute.kernels.arguments import Plan
 from scute.tuning.layers import Adapter, Layer, LayerShape, Pool
 from scute.tuning.truth import Verdict, adapted_rows, compare, poisoned, projected_rows
@@ -20,7 +20,7 @@ ROTATION_RULES = frozenset({"rotate_blocks", "gemm_blocks"})
 
 def rules() -> dict[str, Callable[..., Any]]:
     """By name, without this GPU's table."""
-    return dict(tiles.RULES)
+    return dict(sizes.RULES)
 
 
 def argument_names(rule: str) -> tuple[str, ...]:
@@ -124,12 +124,12 @@ def asked(instance: Instance) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 @contextlib.contextmanager
 def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Other rules in `scute.kernels.launch`."""
-    before = {name: getattr(launch, name) for name in functions}
+    """Other rules in `scute.kernels.sizes`."""
+    before = {name: getattr(sizes, name) for name in functions}
     for name, function in functions.items():
-        setattr(launch, name, function)
+        setattr(sizes, name, function)
     try:
         yield
     finally:
         for name, function in before.items():
-            setattr(launch, name, function)
+            setattr(sizes, name, function)

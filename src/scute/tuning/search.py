@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from scute.kernels.tiles import STEPWISE, may_set, overridden
+from scute.kernels.sizes import STEPWISE, may_set, overridden
 from scute.tuning.candidates import known, merge, neighbours
 from scute.tuning.compilers import Compilers
 from scute.tuning.layers import Adapter, LayerShape

@@ -1,4 +1,4 @@
-"""What a search found, and the file that `scute.kernels.tiles` looks it up in."""
+"""What a search found, and the file that `scute.kernels.sizes` looks it up in."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scute.kernels.tiles import Override, file_of, user_folder
+from scute.kernels.sizes import Override, file_of, user_folder
 
 Arguments = Mapping[str, int | tuple[int, int]]
 

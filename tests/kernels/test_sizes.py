@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scute.kernels import blocks, launch, tiles
+from scute.kernels import blocks, launch, sizes
 
 GPU = "NVIDIA Some/GPU"
 ASKED = {"in_features": 4096, "out_features": 6144, "shared_rank": 0, "element_size": 2}
@@ -19,17 +19,17 @@ ENTRY = {"rule": "decode_blocks", "arguments": {"in_features": 4096}, "blocks": 
 
 
 def forget() -> None:
-    tiles.overrides_of.cache_clear()
-    tiles._device.cache_clear()
-    for rule in tiles.RULES:
-        getattr(launch, rule).cache_clear()
+    sizes.overrides_of.cache_clear()
+    sizes._device.cache_clear()
+    for rule in sizes.RULES:
+        getattr(sizes, rule).cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(tmp_path, monkeypatch):
     """A GPU by its name alone, a user's folder, and a package's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tiles, "PACKAGED", tmp_path / "package")
+    monkeypatch.setattr(sizes, "PACKAGED", tmp_path / "package")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: GPU)
     forget()
@@ -38,47 +38,47 @@ def on_a_gpu(tmp_path, monkeypatch):
 
 
 def write(folder: Path, *entries: object, **data: object) -> Path:
-    path = tiles.file_of(folder, GPU)
+    path = sizes.file_of(folder, GPU)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"device": GPU, "entries": entries} | data))
     return path
 
 
 def test_without_a_table_the_rules_answer():
-    assert launch.decode_blocks(*ASKED.values()) == SIZES
+    assert sizes.decode_blocks(*ASKED.values()) == SIZES
 
 
 def test_the_users_table_comes_before_that_of_the_package():
-    write(tiles.PACKAGED, ENTRY)
-    assert launch.decode_blocks(*ASKED.values()) == SIZES._replace(outer=64)
+    write(sizes.PACKAGED, ENTRY)
+    assert sizes.decode_blocks(*ASKED.values()) == SIZES._replace(outer=64)
     forget()
-    write(tiles.user_folder(), ENTRY | {"blocks": {"outer": 128}})
-    assert launch.decode_blocks(*ASKED.values()) == SIZES._replace(outer=128)
+    write(sizes.user_folder(), ENTRY | {"blocks": {"outer": 128}})
+    assert sizes.decode_blocks(*ASKED.values()) == SIZES._replace(outer=128)
 
 
 def test_a_question_is_answered_without_a_look_at_files_or_devices(monkeypatch):
-    write(tiles.user_folder(), ENTRY)
-    first = launch.decode_blocks(*ASKED.values())
+    write(sizes.user_folder(), ENTRY)
+    first = sizes.decode_blocks(*ASKED.values())
 
     def fail(*_):
         raise AssertionError
 
     monkeypatch.setattr(torch.cuda, "is_available", fail)
     monkeypatch.setattr(Path, "read_text", fail)
-    assert launch.decode_blocks(*ASKED.values()) is first
-    assert launch.decode_blocks(*{**ASKED, "in_features": 4097}.values()).outer == SIZES.outer
-    assert launch.gemm_blocks(64, 6144, 2) == blocks.gemm_blocks(64, 6144, 2)
+    assert sizes.decode_blocks(*ASKED.values()) is first
+    assert sizes.decode_blocks(*{**ASKED, "in_features": 4097}.values()).outer == SIZES.outer
+    assert sizes.gemm_blocks(64, 6144, 2) == blocks.gemm_blocks(64, 6144, 2)
 
 
 def test_without_a_gpu_no_table_is_read(monkeypatch):
-    write(tiles.user_folder(), ENTRY)
+    write(sizes.user_folder(), ENTRY)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert launch.decode_blocks(*ASKED.values()) == SIZES
+    assert sizes.decode_blocks(*ASKED.values()) == SIZES
 
 
 def test_entries_change_what_they_name():
     def changed(*entries: dict) -> blocks.DecodeBlocks:
-        return tiles.overridden(map(tiles.Override.parse, entries), "decode_blocks", ASKED, SIZES)
+        return sizes.overridden(map(sizes.Override.parse, entries), "decode_blocks", ASKED, SIZES)
 
     span = ENTRY | {"arguments": {"in_features": [4096, 2**30]}, "blocks": {"rank": 4}}
     assert changed(ENTRY, span) == SIZES._replace(outer=64, rank=4)
@@ -118,51 +118,51 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("text", UNUSABLE.values(), ids=UNUSABLE)
 def test_a_table_of_no_use_is_a_warning_and_the_rules(text, caplog):
-    write(tiles.PACKAGED, ENTRY)
-    path = write(tiles.user_folder())
+    write(sizes.PACKAGED, ENTRY)
+    path = write(sizes.user_folder())
     path.write_text(text)
     with caplog.at_level(logging.WARNING):
-        assert launch.decode_blocks(*ASKED.values()) == SIZES
-        assert launch.decode_blocks(*{**ASKED, "element_size": 4}.values()).outer == SIZES.outer
+        assert sizes.decode_blocks(*ASKED.values()) == SIZES
+        assert sizes.decode_blocks(*{**ASKED, "element_size": 4}.values()).outer == SIZES.outer
     assert [str(path) in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_table_that_is_no_text_or_no_file(caplog):
-    path = write(tiles.user_folder())
+    path = write(sizes.user_folder())
     path.write_bytes(b"\xff\xfe")
-    assert launch.decode_blocks(*ASKED.values()) == SIZES
+    assert sizes.decode_blocks(*ASKED.values()) == SIZES
     forget()
     path.unlink()
     path.mkdir()
-    assert launch.decode_blocks(*ASKED.values()) == SIZES
+    assert sizes.decode_blocks(*ASKED.values()) == SIZES
     assert len(caplog.records) == 2
 
 
 def test_what_may_depend_on_the_step():
-    assert tiles.may_set("inner", ["in_features", "max_rank"])
-    assert tiles.may_set("shared_inner", ["in_features", "shared_rank"])
-    assert tiles.may_set("expand_registers", ["shared_rank"])
-    assert not tiles.may_set("ranks", ["shared_rank"])
-    assert not tiles.may_set("outer", ["tokens"])
-    assert not tiles.may_set("shared_inner", ["shared_rank", "tokens"])
+    assert sizes.may_set("inner", ["in_features", "max_rank"])
+    assert sizes.may_set("shared_inner", ["in_features", "shared_rank"])
+    assert sizes.may_set("expand_registers", ["shared_rank"])
+    assert not sizes.may_set("ranks", ["shared_rank"])
+    assert not sizes.may_set("outer", ["tokens"])
+    assert not sizes.may_set("shared_inner", ["shared_rank", "tokens"])
 
 
 def test_no_rule_lets_sums_depend_on_the_step():
     """What the table may not do, the rules do not do either; `rows` of a GEMM is not a sum."""
-    for name, rule in tiles.RULES.items():
+    for name, rule in sizes.RULES.items():
         asked = inspect.signature(rule).parameters
         plain = dict.fromkeys(asked, 64)
-        for argument in tiles.STEPWISE & asked.keys():
+        for argument in sizes.STEPWISE & asked.keys():
             answers = [rule(**plain | {argument: value}) for value in (0, 1, 16, 64, 256)]
             differ = {f for f in answers[0]._fields if len({getattr(a, f) for a in answers}) > 1}
             assert all(field == "rows" or field.startswith("shared_") for field in differ), name
 
 
 def test_the_users_folder(monkeypatch):
-    assert tiles.user_folder() == Path(os.environ["XDG_CACHE_HOME"]) / "scute" / "blocks"
+    assert sizes.user_folder() == Path(os.environ["XDG_CACHE_HOME"]) / "scute" / "blocks"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert tiles.user_folder() == Path("/home/someone/.cache/scute/blocks")
+    assert sizes.user_folder() == Path("/home/someone/.cache/scute/blocks")
 
 
 SHIPPED = sorted((Path(launch.__file__).parent / "tables").glob("*.json"))
@@ -171,8 +171,8 @@ SHIPPED = sorted((Path(launch.__file__).parent / "tables").glob("*.json"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_tables_of_the_package(path):
     data = json.loads(path.read_text())
-    assert tiles.file_of(path.parent, data["device"]) == path
-    assert tiles.read(path, data["device"]) == [tiles.Override.parse(entry) for entry in data["entries"]]
+    assert sizes.file_of(path.parent, data["device"]) == path
+    assert sizes.read(path, data["device"]) == [sizes.Override.parse(entry) for entry in data["entries"]]
     assert data["provenance"]
 
 
