@@ -221,15 +221,23 @@ def test_two_engines_in_one_process_are_apart():
     assert first.engine.loads == second.engine.loads == [(1, "/a")]
 
 
-def answer_to(result: Any) -> Any:
+def answer_to(result: Any, stored: Any = None) -> Any:
     request = SimpleNamespace(lora_name="mine")
 
     class Models:
+        lora_requests = {} if stored is None else {"mine": stored}
+
         async def load_lora_adapter(self, request: Any) -> Any:
             assert request.lora_name == "mine"
             return result
 
     return asyncio.run(serving.answer_refusals(Models.load_lora_adapter)(Models(), request=request))
+
+
+def test_requests_after_a_load_in_place_do_not_load_again():
+    stored = SimpleNamespace(load_inplace=True)
+    assert answer_to("Success", stored) == "Success"
+    assert not stored.load_inplace
 
 
 def test_a_refused_load_is_a_bad_request():

@@ -24,13 +24,18 @@ def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dispatch(*adapters: int, dummy_run: bool = False) -> int:
-    state = SimpleNamespace(get_activate_loras=lambda names: {Request(int(n)) for n in names})
-    return graphs.case_for_dispatch(LORA, state, [str(a) for a in adapters], dummy_run)
+    return dispatch_requests({Request(a) for a in adapters}, dummy_run)
+
+
+def dispatch_requests(requests: set["Request"], dummy_run: bool = False) -> int:
+    state = SimpleNamespace(get_activate_loras=lambda _: requests)
+    return graphs.case_for_dispatch(LORA, state, [], dummy_run)
 
 
 class Request:
-    def __init__(self, adapter_id: int) -> None:
+    def __init__(self, adapter_id: int, load_inplace: bool = False) -> None:
         self.lora_int_id = adapter_id
+        self.load_inplace = load_inplace
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,10 @@ def test_an_adapter_that_is_gone_is_unknown_again():
     graphs.forget(PLAIN)
     graphs.forget(77)
     assert dispatch(PLAIN) == 24
+
+
+def test_an_adapter_that_is_loaded_in_place_may_be_another():
+    assert dispatch_requests({Request(PLAIN, load_inplace=True)}) == 24
 
 
 def test_warm_up_runs_every_route():

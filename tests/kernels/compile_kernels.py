@@ -72,15 +72,15 @@ def kernels(size: int, slices: int, aligned: bool):
     shrink = {"PDL": True, "SHARED": True, "SHARED_SPLITS": few.shared_splits, "SHARED_BLOCK_K": few.shared_inner}
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
-    yield "shrink rows", shrink_rows, shrink, few.shrink_warps
-    yield "turn rows", turn_and_shrink, shrink | turn, few.shrink_warps
+    yield "shrink rows", shrink_rows, shrink | {"PARTS": 4}, few.shrink_warps
+    yield "turn rows", turn_and_shrink, shrink | turn | {"COPY_ROWS": 16}, few.shrink_warps
     yield "expand rows", expand_rows, columns | {
         "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
     }, few.expand_warps  # fmt: skip
     yield "shrink tiles", shrink_tiles, both | {
-        "SPLIT_WIDTH": many.split_width, "HEIGHT": 32, "BLOCK_R": many.rank, "SHARED_BLOCK_R": many.shared_rank,
-        "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
+        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "HEIGHT": 32, "BLOCK_R": many.rank,
+        "SHARED_BLOCK_R": many.shared_rank, "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
     }, many.shrink_warps  # fmt: skip
     yield "expand tiles", expand_tiles, columns | {
         "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "STEPS": many.steps,

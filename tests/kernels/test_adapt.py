@@ -3,7 +3,7 @@ import torch
 from kernel_cases import PROJECTIONS, Spec, Truth, assert_same_bits, assert_true, build
 
 from scute.kernels import launch, reference
-from scute.kernels.routes import UNIT_BYTES, Field
+from scute.kernels.routes import UNIT_BYTES, Field, Flag
 
 IMPLEMENTATIONS = [
     pytest.param(reference.adapt, torch.float64, id="reference-float64"),
@@ -56,6 +56,24 @@ def test_accepts_the_view_of_one_layer_in_the_table_of_a_model(adapt):
     model = torch.full((table.shape[0], 11, table.shape[2]), 2**30, dtype=torch.int32, device=table.device)
     case.layer["table"] = model[:, 5 : 5 + table.shape[1]]
     case.layer["table"].copy_(table)
+    y = case.y.clone()
+    adapt(*case.adapt_args(y))
+    assert_true(y, case.truth, Truth.adapt)
+
+
+@pytest.mark.parametrize("spec", [PROJECTIONS[4], PROJECTIONS[-1]], ids=str)
+@both
+def test_a_layer_without_pairs_ignores_those_of_its_batch(adapt, spec: Spec):
+    """The plan is the batch's. A layer whose shards are no run of outputs has no pairs, and what lies before its table
+    is another layer's."""
+    case = build(spec, torch.float32)
+    table = case.layer["table"]
+    table[..., Field.FLAGS] &= ~int(Flag.SHARED)
+    poisoned = torch.ones(table.shape[0] + 9, *table.shape[1:], dtype=torch.int32, device=table.device)
+    poisoned[9:] = table
+    none = case.layer["shared_a"].new_empty(0, 0, 0)
+    case.layer |= {"table": poisoned[9:], "shared_a": none, "shared_b": none, "pair_rank": case.layer["pair_rank"][:0]}
+    case.truth.shared.clear()
     y = case.y.clone()
     adapt(*case.adapt_args(y))
     assert_true(y, case.truth, Truth.adapt)

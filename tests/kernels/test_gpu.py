@@ -1,8 +1,10 @@
 """The kernels as compiled for a real GPU, at sizes of a real model."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from kernel_cases import Adapter, Spec, Truth, assert_same_bits, assert_true, batch, build, mixed_pool
+from kernel_cases import NAN, Adapter, Spec, Truth, assert_same_bits, assert_true, batch, build, mixed_pool
 
 from scute.kernels import ops  # noqa: F401 - registers torch.ops.scute
 from scute.kernels.plan import UNBOUNDED
@@ -48,6 +50,31 @@ def test_rotate(spec: Spec, dtype: torch.dtype):
     assert_true(out, case.truth, Truth.rotate)
     assert_same_bits(out, torch.ops.scute.rotate(*case.rotate_args()))
     assert_same_bits(out[:, -spec.padding :], case.x[-spec.padding :].expand(len(spec.slices), -1, -1))
+
+
+@pytest.mark.parametrize("tokens", [8, 40, 64, 65, 256, 300])
+def test_linear_with_everything(tokens: int):
+    """Rotation, base GEMM, shrink and expand as one layer launches them, in a graph too."""
+    everything = (*POOL[:8], Adapter(widths=(32, 32, 32)), Adapter(ranks=(8, 8, 8), scale=True, widths=(32, 0, 32)))
+    spec = Spec("layer", 4096, QKV, everything, batch(tokens - 2, 10), padding=2, pair_ranks=(64, 256), in_offset=16)
+    case = build(spec, torch.float16)
+    case.plan.live.fill_(UNBOUNDED)
+    y = torch.ops.scute.linear(*case.linear_args())
+    inputs = torch.ops.scute.rotate(*case.rotate_args())
+    starts = case.layer["slice_starts"]
+    parts = [inputs[i] @ case.weight[s:e].T + case.bias[s:e] for i, (s, e) in enumerate(pairwise(starts))]
+    expected = torch.cat(parts, dim=1)
+    torch.ops.scute.adapt(*case.adapt_args(expected))
+    real = slice(0, tokens - 2)
+    torch.testing.assert_close(y[real], expected[real], rtol=4e-3, atol=4e-3 * float(expected[real].abs().mean()))
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.ops.scute.linear(*case.linear_args())
+    for _ in range(3):
+        captured.fill_(NAN)
+        graph.replay()
+        assert_same_bits(captured[real], y[real])
 
 
 def test_a_captured_graph_serves_the_next_batch():

@@ -61,7 +61,8 @@ def case_for_dispatch(lora_config: Any, lora_state: Any, req_ids: list[str], dum
         return NO_ADAPTERS
     routes = 0
     for adapter in adapters:
-        routes |= routes_of(adapter.lora_int_id)
+        # One that is loaded in place may need other routes than it did.
+        routes |= _served if adapter.load_inplace else routes_of(adapter.lora_int_id)
     return case_of(lora_config.max_loras, routes)
 
 

@@ -25,11 +25,14 @@ def answer_refusals(load_lora_adapter: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(load_lora_adapter)
     async def answering(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await load_lora_adapter(self, *args, **kwargs)
+        request = args[0] if args else kwargs["request"]
+        stored = self.lora_requests.get(request.lora_name)
+        if stored is not None:
+            stored.load_inplace = False  # vLLM leaves it set: every step of a later request would load the folder again
         error = getattr(result, "error", None)
         refusal = None if error is None else find_refusal(error.message)
         if error is not None and refusal is not None:
             is_missing = refusal.code is Code.FOLDER_MISSING
-            request = args[0] if args else kwargs["request"]
             error.message = f"{refusal} (adapter {request.lora_name!r})"
             error.type = "NotFoundError" if is_missing else "BadRequestError"
             error.code = (HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_REQUEST).value

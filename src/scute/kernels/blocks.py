@@ -77,7 +77,7 @@ def decode_blocks(in_features: int, out_features: int, shared_rank: int, element
 def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_size: int) -> PrefillBlocks:
     """The splits depend on the columns of x alone, not on the number of rows, and so does the order of a row's sum."""
     inner = 128 // element_size
-    width = _up(-(-in_features // min(4, -(-in_features // 2048))), inner)
+    width = round_up(-(-in_features // min(4, -(-in_features // 2048))), inner)
     ranks = _rank_block(max_rank), _rank_block(shared_rank)
     return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3)
 
@@ -104,5 +104,5 @@ def _power_of_2(value: int) -> int:
     return max(16, 1 << (value - 1).bit_length())
 
 
-def _up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple

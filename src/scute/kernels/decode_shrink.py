@@ -33,6 +33,7 @@ def shrink_rows(
     stride_slot,
     stride_pair,
     stride_shared,
+    PARTS: tl.constexpr,
     SHARED: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
     SHARED_BLOCK_K: tl.constexpr,
@@ -43,7 +44,7 @@ def shrink_rows(
     ONE_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """h[slice, row, :rank] = x[row] A^T; grid (RANKS of an item's CHUNK ranks, item, slice).
+    """h[slice, row, :rank] = x[row] A^T; grid (item and RANKS of its CHUNK ranks, slice).
 
     A program reads its ranks over all columns of x, so no sum is shared out. Items of a shared pair write
     shared_h[split, row, :pair rank], once for all slices; there the programs of an item share out the columns.
@@ -51,9 +52,9 @@ def shrink_rows(
     if PDL:
         gdc_launch_dependents()
     shrink_part(
-        x, factors, table, shared_a, pair_rank, items + tl.program_id(1) * 4, rows, shared_rows, h, shared_h,
-        tl.program_id(0), tl.program_id(2), tokens, in_features, stride_h, stride_shared_h, stride_x, stride_slot,
-        stride_pair, stride_shared,
+        x, factors, table, shared_a, pair_rank, items + tl.program_id(0) // PARTS * 4, rows, shared_rows, h, shared_h,
+        tl.program_id(0) % PARTS, tl.program_id(1), tokens, in_features, stride_h, stride_shared_h, stride_x,
+        stride_slot, stride_pair, stride_shared,
         SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
     )  # fmt: skip
     # The expand waits for this launch alone, so this one must not end before those before it.
@@ -98,14 +99,16 @@ def shrink_part(
     first = tl.load(item + 1)
     count = tl.load(item + 2)
     rank_start = tl.load(item + 3)
-    if SHARED and segment < 0:
-        if (count > 0) & (slice_index == 0) & (part < SHARED_SPLITS):
-            pair = (-1 - segment).to(tl.int64)
-            _shrink_pair(
-                x, shared_a + pair * stride_pair, stride_shared, rank_start, tl.load(pair_rank + pair),
-                shared_rows + first, count, shared_h, stride_shared_h, part, tokens, in_features, stride_x,
-                SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
-            )  # fmt: skip
+    # The plan is the batch's: it has items of pairs for a layer that serves none, too.
+    if segment < 0:
+        if SHARED:  # noqa: SIM102 - decided when it is compiled
+            if (count > 0) & (slice_index == 0) & (part < SHARED_SPLITS):
+                pair = (-1 - segment).to(tl.int64)
+                _shrink_pair(
+                    x, shared_a + pair * stride_pair, stride_shared, rank_start, tl.load(pair_rank + pair),
+                    shared_rows + first, count, shared_h, stride_shared_h, part, tokens, in_features, stride_x,
+                    SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
+                )  # fmt: skip
     elif count > 0:
         entry = entry_of(table, segment, slice_index, stride_slot)
         _shrink_ranks(

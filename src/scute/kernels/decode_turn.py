@@ -7,7 +7,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.decode_shrink import shrink_part
-from scute.kernels.rotate import rotate_part
+from scute.kernels.device import WIDTH, entry_of
+from scute.kernels.rotate import rotate_tile
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles_launched", "copies_end", "turn_programs", "items_launched"])
@@ -47,22 +48,34 @@ def turn_and_shrink(
     RANKS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
+    COPY_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """What `rotate` and `shrink_rows` do. Grid: the programs of the one, columns fastest, then those of the other."""
+    """out[slice] = x R, or x where a row's slot does not rotate the slice; h as `shrink_rows` writes it.
+
+    Grid: for every slice the tiles of rotating slots, then groups of rows to copy, columns fastest; then the shrink's.
+    """
     if PDL:
         gdc_launch_dependents()
     program = tl.program_id(0)
     if program < turn_programs:
         slice_index = program // (column_blocks * copies_end)
-        rotate_part(
-            out, x, factors, table, rotated_tiles, rows, slot_of_row, program % column_blocks * COLUMNS,
-            program // column_blocks % copies_end, slice_index, slice_index, tokens, tiles_launched, in_features,
-            stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
-        )  # fmt: skip
+        first_column = program % column_blocks * COLUMNS
+        part = program // column_blocks % copies_end
+        out += slice_index.to(tl.int64) * tokens * in_features
+        if part < tiles_launched:
+            rotate_tile(
+                out, x, factors, table, rotated_tiles + part * 3, rows, slice_index, first_column, in_features,
+                stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
+            )  # fmt: skip
+        else:
+            _copy_rows(
+                out, x, table, slot_of_row, (part - tiles_launched) * COPY_ROWS, slice_index, first_column, tokens,
+                in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, PDL,
+            )  # fmt: skip
     else:
         program -= turn_programs
         shrink_part(
@@ -74,3 +87,35 @@ def turn_and_shrink(
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def _copy_rows(
+    out,
+    x,
+    table,
+    slot_of_row,
+    first_row,
+    slice_index,
+    first_column,
+    tokens,
+    in_features,
+    stride_x,
+    stride_slot,
+    COPY_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Skips the rows of slots that rotate the slice, so every element is written once."""
+    row = first_row + tl.arange(0, COPY_ROWS)
+    row_mask = row < tokens
+    slot = tl.load(slot_of_row + row, mask=row_mask, other=-1)
+    entry = entry_of(table, slot, slice_index, stride_slot)
+    width = tl.load(entry + WIDTH, mask=slot >= 0, other=0, eviction_policy="evict_last")
+    column = first_column + tl.arange(0, COLUMNS)
+    exists = row_mask[:, None] & (column < in_features)[None, :]
+    row = row.to(tl.int64)[:, None]
+    if PDL:
+        gdc_wait()
+    values = tl.load(x + row * stride_x + column[None, :], mask=exists, other=0.0)
+    tl.store(out + row * in_features + column[None, :], values, mask=exists & (width == 0)[:, None])

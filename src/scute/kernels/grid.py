@@ -13,13 +13,14 @@ def column_blocks(slots: Slots, width: int) -> int:
     return sum(-(-(end - start) // width) for start, end in pairwise(slots.slice_starts))
 
 
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
 def are_aligned(slots: Slots) -> bool:
     """Whether slices start at multiples of 16: only then may the compiler make wide loads and stores of them."""
     return all(start % 16 == 0 for start in (*slots.slice_starts, *slots.out_offsets))
+
+
+def unit_width(slots: Slots) -> int:
+    """The widest rotation block, if matrix units can multiply blocks of this width one by one, else 0."""
+    return slots.rotation_width if slots.rotation_width in (16, 32, 64) else 0
 
 
 def launch_options(x: Tensor) -> dict[str, bool]:
@@ -29,4 +30,4 @@ def launch_options(x: Tensor) -> dict[str, bool]:
 
 def is_hopper(x: Tensor) -> bool:
     """Hopper or later: it has programmatic dependent launch, and shared memory for a deep GEMM."""
-    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+    return x.is_cuda and torch.version.cuda is not None and torch.cuda.get_device_capability(x.device)[0] >= 9

@@ -1,6 +1,6 @@
 """The ops on CUDA tensors: which kernels a batch needs, in order."""
 
-from itertools import pairwise
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -11,7 +11,7 @@ from scute.kernels import launch_decode, launch_prefill, sizes
 from scute.kernels.arguments import Plan, Slots, unpack
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
-from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options
+from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
 from scute.kernels.plan import HEIGHTS, SMALL_TILE, tile_count, tile_height
 from scute.kernels.rotate import rotate as rotate_kernel
 from scute.kernels.routes import Part, Route
@@ -63,15 +63,13 @@ def rotate(x: Tensor, *arguments: object) -> Tensor:
 def _rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: Plan) -> Tensor:
     """The base GEMM slice by slice, on one copy of x in which the rows of rotating slots change from slice to slice."""
     turned = x.clone(memory_format=torch.contiguous_format)
-    y = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
-    for index, (start, end) in enumerate(pairwise(slots.slice_starts)):
-        _rotate_rows(turned.unsqueeze(0), x, slots, plan, index)
-        part = weight[start:end].t()
-        if bias is None:
-            torch.mm(turned, part, out=y[:, start:end])
-        else:
-            torch.addmm(bias[start:end], turned, part, out=y[:, start:end])
-    return y
+
+    def inputs() -> Iterator[Tensor]:
+        for index in range(slots.slices):
+            _rotate_rows(turned.unsqueeze(0), x, slots, plan, index)
+            yield turned
+
+    return sliced_linear(inputs(), weight, bias, slots.slice_starts)
 
 
 def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: Plan, first_slice: int) -> None:
@@ -87,17 +85,15 @@ def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: Plan, first_slice: 
         slots.table,
         plan.part(Part(Part.ROTATED_SMALL + HEIGHTS.index(height))),
         plan.part(Part.ROWS),
-        plan.part(Part.SLOT_OF_ROW),
         tokens,
         first_slice,
-        tiles,
         in_features,
         x.stride(0),
         slots.table.stride(0),
         HEIGHT=height,
         BLOCK=blocks.block,
         COLUMNS=blocks.columns,
-        WIDEST=slots.rotation_width if slots.rotation_width in launch_decode.UNIT_WIDTHS else 0,
+        WIDEST=unit_width(slots),
         num_warps=blocks.warps,
         num_stages=1,
         **launch_options(x),

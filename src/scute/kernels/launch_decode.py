@@ -8,17 +8,15 @@ from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Plan, Slots
-from scute.kernels.blocks import DecodeBlocks
+from scute.kernels.blocks import DecodeBlocks, round_up
 from scute.kernels.decode_expand import expand_rows
 from scute.kernels.decode_shrink import shrink_rows
 from scute.kernels.decode_turn import turn_and_shrink
-from scute.kernels.grid import are_aligned, column_blocks, launch_options, round_up
+from scute.kernels.grid import are_aligned, column_blocks, launch_options, unit_width
 from scute.kernels.plan import RANK_CHUNKS, SMALL_TILE, shrink_items, tile_count
 from scute.kernels.routes import Part, Route
 
 COPY_ROWS = 16
-UNIT_WIDTHS = (16, 32, 64)
-"""Widths of rotation blocks that matrix units multiply one by one."""
 
 
 class Shrunk(NamedTuple):
@@ -42,7 +40,7 @@ def shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
     shrunk = _room_for(x, slots, plan)
     parts, items = _shrink_grid(shrunk, slots)
     if items:
-        shrink_rows[(parts, items, slots.slices)](
+        shrink_rows[(items * parts, slots.slices)](
             x,
             slots.factors,
             slots.table,
@@ -55,6 +53,7 @@ def shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
             shrunk.shared_h,
             *x.shape,
             *_strides(x, shrunk, slots),
+            PARTS=parts,
             num_warps=shrunk.blocks.shrink_warps,
             **_shrink_constants(x, shrunk, slots),
             **launch_options(x),
@@ -91,14 +90,15 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Shr
         tiles,
         copies_end,
         programs,
-        max(items, 1),
+        items,
         columns,
         parts,
         in_features,
         *_strides(x, shrunk, slots),
         BLOCK=turn.block,
         COLUMNS=turn.columns,
-        WIDEST=slots.rotation_width if slots.rotation_width in UNIT_WIDTHS else 0,
+        WIDEST=unit_width(slots),
+        COPY_ROWS=COPY_ROWS,
         num_warps=shrunk.blocks.shrink_warps,
         num_stages=1,
         **_shrink_constants(x, shrunk, slots),
@@ -172,7 +172,7 @@ def _room_for(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
 def _shrink_grid(shrunk: Shrunk, slots: Slots) -> tuple[int, int]:
     """(programs of an item on a slice, items)."""
     chunk, shared_rank = RANK_CHUNKS[0], slots.shared_a.shape[1]
-    parts = max(chunk // shrunk.blocks.ranks, shrunk.blocks.shared_splits if shared_rank else 0)
+    parts = max(-(-chunk // shrunk.blocks.ranks), shrunk.blocks.shared_splits if shared_rank else 0)
     return parts, shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
 
 

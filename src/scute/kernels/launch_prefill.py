@@ -6,7 +6,8 @@ from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Plan, Slots
-from scute.kernels.grid import are_aligned, column_blocks, launch_options, round_up
+from scute.kernels.blocks import round_up
+from scute.kernels.grid import are_aligned, column_blocks, launch_options
 from scute.kernels.plan import LARGE_TILE, RANK_CHUNKS, shrink_items, tile_count
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_shrink import shrink_tiles
@@ -43,7 +44,6 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
             shared_partial,
             tokens,
             in_features,
-            chunk,
             stride_partial,
             stride_shared_partial,
             x.stride(0),
@@ -51,6 +51,7 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
             slots.shared_a.stride(0),
             slots.shared_a.stride(1),
             SLICES=slots.slices,
+            CHUNK=chunk,
             SPLIT_WIDTH=blocks.split_width,
             SHARED=shared_rank > 0,
             HEIGHT=LARGE_TILE,

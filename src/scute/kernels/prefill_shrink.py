@@ -23,7 +23,6 @@ def shrink_tiles(
     shared_partial,
     tokens,
     in_features,
-    chunk,
     stride_partial,
     stride_shared_partial,
     stride_x,
@@ -31,6 +30,7 @@ def shrink_tiles(
     stride_pair,
     stride_shared,
     SLICES: tl.constexpr,
+    CHUNK: tl.constexpr,
     SPLIT_WIDTH: tl.constexpr,
     SHARED: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -55,23 +55,25 @@ def shrink_tiles(
     rank_start = tl.load(item + 3)
     lane = tl.arange(0, HEIGHT)
     row_mask = lane < count
-    if SHARED and segment < 0:
-        if (count > 0) & (slice_index == 0):
-            pair = (-1 - segment).to(tl.int64)
-            row = tl.load(shared_rows + first + lane, mask=row_mask, other=0).to(tl.int64)
-            out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_shared_partial
-            _shrink_chunk(
-                x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
-                min(tl.load(pair_rank + pair), rank_start + chunk), split, in_features, stride_x,
-                SPLIT_WIDTH, HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
-            )  # fmt: skip
+    # The plan is the batch's: it has items of pairs for a layer that serves none, too.
+    if segment < 0:
+        if SHARED:  # noqa: SIM102 - decided when it is compiled
+            if (count > 0) & (slice_index == 0):
+                pair = (-1 - segment).to(tl.int64)
+                row = tl.load(shared_rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+                out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_shared_partial
+                _shrink_chunk(
+                    x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
+                    min(tl.load(pair_rank + pair), rank_start + CHUNK), split, in_features, stride_x,
+                    SPLIT_WIDTH, HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
+                )  # fmt: skip
     elif count > 0:
         entry = entry_of(table, segment, slice_index, stride_slot)
         row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
         out = partial + ((split.to(tl.int64) * SLICES + slice_index) * tokens + row[:, None]) * stride_partial
         _shrink_chunk(
             x, row, row_mask, piece(factors, field(entry, A)), in_features, out, rank_start,
-            min(field(entry, RANK), rank_start + chunk), split, in_features, stride_x,
+            min(field(entry, RANK), rank_start + CHUNK), split, in_features, stride_x,
             SPLIT_WIDTH, HEIGHT, BLOCK_R, BLOCK_K, STAGES, PDL,
         )  # fmt: skip
     # The expand waits for this launch alone, so this one must not end before those before it.

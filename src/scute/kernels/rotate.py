@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from scute.kernels.device import ROTATION, WIDTH, entry_of, field, piece
 
 
-@triton.jit(do_not_specialize=["tokens", "first_slice", "tiles_launched"])
+@triton.jit(do_not_specialize=["tokens", "first_slice"])
 def rotate(
     out,
     x,
@@ -17,10 +17,8 @@ def rotate(
     table,
     tiles,
     rows,
-    slot_of_row,
     tokens,
     first_slice,
-    tiles_launched,
     in_features,
     stride_x,
     stride_slot,
@@ -30,16 +28,15 @@ def rotate(
     WIDEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[i, row] = x R, slice `first_slice` + i, for rows of rotating slots; x[row] of others if copies are launched.
+    """out[i, row] = x R of slice `first_slice` + i, for the rows of slots that rotate any.
 
-    Grid: (COLUMNS columns; tiles of slots, then groups of 16 rows to copy; slice). Copies skip the rows of slots that
-    rotate the slice; a tile of a slot that rotates other slices alone writes x[row].
+    Grid: (COLUMNS columns, tile, i). A slot that does not rotate the slice gets x[row]. Other rows are left alone.
     """
     if PDL:
         gdc_launch_dependents()
-    rotate_part(
-        out, x, factors, table, tiles, rows, slot_of_row, tl.program_id(0) * COLUMNS, tl.program_id(1),
-        first_slice + tl.program_id(2), tl.program_id(2), tokens, tiles_launched, in_features, stride_x, stride_slot,
+    rotate_tile(
+        out + tl.program_id(2).to(tl.int64) * tokens * in_features, x, factors, table, tiles + tl.program_id(1) * 3,
+        rows, first_slice + tl.program_id(2), tl.program_id(0) * COLUMNS, in_features, stride_x, stride_slot,
         HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
     )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
@@ -48,54 +45,7 @@ def rotate(
 
 
 @triton.jit
-def rotate_part(
-    out,
-    x,
-    factors,
-    table,
-    tiles,
-    rows,
-    slot_of_row,
-    first_column,
-    program,
-    slice_index,
-    out_index,
-    tokens,
-    tiles_launched,
-    in_features,
-    stride_x,
-    stride_slot,
-    HEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDEST: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """COLUMNS columns of tile `program`, or of a group of rows to copy where it is past the tiles."""
-    out += out_index.to(tl.int64) * tokens * in_features
-    if program < tiles_launched:
-        _rotate_tile(
-            out, x, factors, table, tiles + program * 3, rows, slice_index, first_column, in_features,
-            stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
-        )  # fmt: skip
-    else:
-        row = (program - tiles_launched) * 16 + tl.arange(0, 16)
-        row_mask = row < tokens
-        slot = tl.load(slot_of_row + row, mask=row_mask, other=-1)
-        entry = entry_of(table, slot, slice_index, stride_slot)
-        width = tl.load(entry + WIDTH, mask=slot >= 0, other=0, eviction_policy="evict_last")
-        column = first_column + tl.arange(0, COLUMNS)
-        exists = row_mask[:, None] & (column < in_features)[None, :]
-        mask = exists & (width == 0)[:, None]
-        row = row.to(tl.int64)[:, None]
-        if PDL:
-            gdc_wait()
-        values = tl.load(x + row * stride_x + column[None, :], mask=exists, other=0.0)
-        tl.store(out + row * in_features + column[None, :], values, mask=mask)
-
-
-@triton.jit
-def _rotate_tile(
+def rotate_tile(
     out,
     x,
     factors,

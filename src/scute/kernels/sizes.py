@@ -31,6 +31,9 @@ and the row's bits would depend on the others of its batch."""
 WITH_A_PAIR = frozenset({"expand_registers"})
 """Fields that an entry may set for some `shared_rank` beside those of the pair itself: they change no sum."""
 
+ANY_SIZE = frozenset({"split_width", "shared_splits", "steps", "expand_registers"})
+"""Fields that need be no power of two; every field that names stages is another."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -70,6 +73,8 @@ class Override(NamedTuple):
         for name, value in self.blocks.items():
             if name not in asked.return_annotation._fields or type(value) is not int or value < 1:
                 raise ValueError(f"{self.rule} does not answer {name} {value}")
+            if name not in ANY_SIZE and not name.endswith("stages") and value & (value - 1):
+                raise ValueError(f"{name} of {self.rule} has to be a power of two, not {value}")
             if not may_set(name, self.arguments):
                 raise ValueError(f"{name} of {self.rule} may not depend on {', '.join(STEPWISE & {*self.arguments})}")
 
@@ -135,9 +140,9 @@ def _measured(rule: Callable[Asked, Sizes]) -> Callable[Asked, Sizes]:
     names = tuple(signature(rule).parameters)
 
     @wraps(rule)
-    def answer(*arguments: Asked.args, **keywords: Asked.kwargs) -> Sizes:
+    def answer(*arguments: Asked.args, **_: Asked.kwargs) -> Sizes:
         named = cast("Mapping[str, int]", dict(zip(names, arguments, strict=True)))
-        return cast("Sizes", overridden(overrides_of(_device()), rule.__name__, named, rule(*arguments, **keywords)))
+        return cast("Sizes", overridden(overrides_of(_device()), rule.__name__, named, rule(*arguments, **_)))
 
     return cast("Callable[Asked, Sizes]", cache(answer))
 
