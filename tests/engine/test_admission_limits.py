@@ -186,7 +186,7 @@ def test_adapters_that_do_not_fit_the_device_together(world, bare, write):
     """Rank 16 on every projection takes 235 KiB, and two adapters may be in one batch."""
     large, other = (write("rslora-r16", ALL_LINEAR, rank_pattern={"gate_proj": rank}) for rank in (16, 15))
     held = serves(world, bare, large)
-    refuses(bare, other, Code.CAPACITY_DEVICE, "largest 2", "--max-loras", "adapter_memory_gib", "additional_config")
+    refuses(bare, other, Code.CAPACITY_DEVICE, "--max-loras = 2", "MiB", "adapter_memory_gib", "additional_config")
     serves(world, bare, write("lora-r8"))
     still_serves(world, bare, held)
     bare.llm_engine.remove_lora(held.lora_int_id)

@@ -123,7 +123,7 @@ def test_the_largest_adapter_of_a_method_fits_a_share_of_the_default(adapter):
 def test_what_is_switched_off_reserves_nothing():
     lora_only = Limits(16, 0, 0, torch.float16)
     factors = sum(piece.units for piece in slices(lora, ALL, 16))
-    vectors = sum(piece.units for piece in slices(ia3, ALL))
+    vectors = 2 * sum(piece.units for piece in slices(ia3, ALL))
     assert lora_only.largest_adapter(SHAPES) == factors + vectors
     none = [LayerShape(shape.inputs, shape.slices, rotates=False, shares=False) for shape in SHAPES]
     assert Limits(16, 128, 256, torch.float16).largest_adapter(none) == factors + vectors

@@ -56,8 +56,7 @@ class Runner(mixin.LoRAModelRunnerMixin):
         self.manager = manager
         self.lora_manager = ScuteWorkerManager.__new__(ScuteWorkerManager)
         self.lora_manager._adapter_manager = manager
-        self.lora_manager._running, self.lora_manager._leaving = set(), set()
-        self.lora_manager._in_step, self.lora_manager._version = False, -1
+        self.lora_manager._running, self.lora_manager._version = set(), -1
 
 
 @pytest.fixture

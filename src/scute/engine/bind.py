@@ -18,6 +18,7 @@ def bind() -> None:
     bind_compile_key()
     bind_reset()
     bind_rows()
+    bind_removals()
     bind_graphs()
     bind_prefix_cache()
     bind_front_end()
@@ -80,6 +81,18 @@ def bind_rows() -> None:
     _expect_vllm("LoraState", runner_module.LoraState)
     mixin.LoRAMapping = RowMapping
     runner_module.LoraState = RowState
+
+
+def bind_removals() -> None:
+    """Put the removal of an adapter off for as long as requests use it."""
+    from vllm.v1.engine.core import EngineCore
+
+    from scute.engine import removals
+
+    add, remove, listed = EngineCore.add_lora, EngineCore.remove_lora, EngineCore.list_loras
+    _wrap(EngineCore, "add_lora", removals.add_after_removals(add, remove))
+    _wrap(EngineCore, "remove_lora", removals.remove_when_unused(remove))
+    _wrap(EngineCore, "list_loras", removals.list_after_removals(listed, remove))
 
 
 def bind_graphs() -> None:

@@ -34,14 +34,14 @@ class Limits:
     def largest_adapter(self, layers: Iterable[LayerShape]) -> int:
         """Units that any adapter of one method takes at most.
 
-        These are A and B at the largest rank or else R at the largest width, and one vector of every output: s of
-        DoRA and (IA)3 or e of VeRA, which also has d.
+        These are A and B at the largest rank or else R at the largest width, and two vectors of every output: s and,
+        where the layer or the adapter has a bias, b; or e of VeRA, which also has d.
         """
         factors = rotations = vectors = 0
         for layer in layers:
             for out in layer.slices:
                 factors += self._factors(self.rank, layer.inputs, out).units
-                vectors += SliceSlots(e=_shape(out)).units
+                vectors += SliceSlots(scale=_shape(out), shift=_shape(out)).units
                 if layer.rotates and self.rotation_width:
                     rotation = _shape(layer.inputs * self.rotation_width, dtype=self.dtype)
                     rotations += SliceSlots(rotation=rotation).units

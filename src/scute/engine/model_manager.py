@@ -142,10 +142,10 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         if needed > self.arena.capacity:
             raise Refusal(
                 Code.CAPACITY_DEVICE,
-                f"with it, the largest {self.lora_slots} of all adapters (--max-loras) need "
-                f"{needed * UNIT_BYTES / GIB:.3g} GiB of device memory together, but adapter_memory_gib is "
-                f"{self.arena.capacity * UNIT_BYTES / GIB:.3g}; raise it in additional_config['scute'], lower "
-                "--max-loras, or unload an adapter.",
+                f"a batch with it may need {_mib(needed)} MiB of device memory for adapters (the largest of all, at "
+                f"most --max-loras = {self.lora_slots}), but {_mib(self.arena.capacity)} MiB "
+                "are there; raise adapter_memory_gib in additional_config['scute'] (if not given, it follows the other "
+                "limits), lower --max-loras, or unload larger adapters.",
             )
 
     def _admitted_models(self) -> list[tuple[int, Any]]:
@@ -273,3 +273,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         super().remove_all_adapters()
         self.arena.clear()
         self.slots.clear()
+
+
+def _mib(units: int) -> str:
+    return f"{units * UNIT_BYTES / 2**20:,.2f}"

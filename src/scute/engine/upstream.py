@@ -54,6 +54,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
         "self", "model", "vllm_config", "device",
     ),
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state": ("self",),
+    "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
+    "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
+    "vllm.v1.engine.core:EngineCore.list_loras": ("self",),
     "vllm.config.lora:LoRAConfig.compute_hash": ("self",),
     "vllm.v1.worker.gpu.lora_utils:LoraState.get_activate_loras": ("self", "req_ids"),
     "vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs": (

@@ -19,14 +19,9 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._running: set[int] = set()  # adapters of the last step
-        self._leaving: set[int] = set()  # removed while they ran: kept for as long as they do
-        self._in_step = False
         self._version = -1  # of the slots after the last step
 
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
-        if not self._in_step:  # an admission: what was removed makes room, though a last step may not have told
-            for adapter_id in list(self._leaving):
-                self._leave(adapter_id)
         return self._adapter_manager.lora_model_of(lora_request)
 
     def _apply_adapters(self, lora_requests: set[LoRARequest]) -> None:
@@ -37,24 +32,14 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         if requests.keys() == self._running and self._version == manager.slots.version and not in_place:
             return
         self._running = set(requests)
-        for adapter_id in self._leaving - self._running:
-            self._leave(adapter_id)
         missing = []
         for adapter_id, request in sorted(requests.items()):
             if manager.is_active(adapter_id) and not request.load_inplace:
                 manager.touch(adapter_id)  # before any other is evicted
             else:
                 missing.append(request)
-        self._in_step = True
-        try:
-            super()._apply_adapters(missing)
-        finally:
-            self._in_step = False
+        super()._apply_adapters(missing)
         self._version = manager.slots.version
-
-    def _leave(self, adapter_id: int) -> None:
-        self._leaving.discard(adapter_id)
-        self._adapter_manager.store.drop(adapter_id)
 
     def create_lora_manager(self, model: Any, vllm_config: Any) -> Any:
         checks.check_config(vllm_config)
@@ -74,10 +59,7 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         return self._adapter_manager.add_dummy(lora_request.lora_int_id)
 
     def remove_adapter(self, adapter_id: int) -> bool:
-        if adapter_id in self._running:
-            self._leaving.add(adapter_id)
-        else:
-            self._leave(adapter_id)
+        self._adapter_manager.store.drop(adapter_id)
         return super().remove_adapter(adapter_id)
 
     def force_routes(self, *, shared: bool, rotation: bool) -> None:
