@@ -258,3 +258,19 @@ def test_an_invalid_option_is_named(given: Any, where: str):
         Options.read(configured({"scute": given}))
     assert where in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.engine
+def test_refusals_leave_two_ranks_in_step(world, write, monkeypatch):
+    """More than the queue between a worker and the engine holds: an answer that nobody reads would fill it."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    two = start(world, dtype="float32", tensor_parallel_size=2, max_loras=2, max_cpu_loras=2, max_lora_rank=8)
+    try:
+        large = write("rslora-r16")
+        for _ in range(15):
+            refuses(two, large, Code.CAPACITY_RANK, "LoRA rank 16")
+        request = LoRARequest("served", next(IDS), str(write("lora-r8")))
+        still_serves(world, two, request)
+        assert two.llm_engine.remove_lora(request.lora_int_id)
+    finally:
+        stop(two)

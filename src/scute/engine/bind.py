@@ -18,6 +18,7 @@ def bind() -> None:
     bind_compile_key()
     bind_reset()
     bind_rows()
+    bind_refusals()
     bind_removals()
     bind_graphs()
     bind_prefix_cache()
@@ -81,6 +82,17 @@ def bind_rows() -> None:
     _expect_vllm("LoraState", runner_module.LoraState)
     mixin.LoRAMapping = RowMapping
     runner_module.LoraState = RowState
+
+
+def bind_refusals() -> None:
+    """A refusal is an answer of every worker: an exception of one would leave the others' answers unread."""
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
+
+    from scute.engine import refusals
+
+    _wrap(LoRAModelRunnerMixin, "add_lora", refusals.answer_with_refusal(LoRAModelRunnerMixin.add_lora))
+    _wrap(Executor, "add_lora", refusals.raise_answered_refusal(Executor.add_lora))
 
 
 def bind_removals() -> None:

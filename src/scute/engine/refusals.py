@@ -1,6 +1,9 @@
-"""Finds a refusal again in the text that an error becomes on its way between processes."""
+"""A refusal on its way between processes: as an answer of a worker, and as the text that an error becomes."""
 
+import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 from scute.errors import Code, Refusal
 
@@ -15,3 +18,35 @@ def find_refusal(text: str) -> Refusal | None:
     if match is None or match["code"] not in list(Code):
         return None
     return Refusal(Code(match["code"]), match["sentence"])
+
+
+def answer_with_refusal(add_lora: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the model runner: the sentence instead of an exception.
+
+    vLLM's executor stops reading at the first rank that fails, and would take the other ranks' answers for those of
+    its next calls.
+    """
+
+    @functools.wraps(add_lora)
+    def answering(self: Any, lora_request: Any) -> Any:
+        try:
+            return add_lora(self, lora_request)
+        except Refusal as refusal:
+            return str(refusal)
+
+    return answering
+
+
+def raise_answered_refusal(add_lora: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the executor: raises the refusal of the rank that found the reason."""
+
+    @functools.wraps(add_lora)
+    def raising(self: Any, lora_request: Any) -> Any:
+        answers = self.collective_rpc("add_lora", args=(lora_request,))
+        refusals = [find_refusal(answer) for answer in answers if isinstance(answer, str)]
+        found = [refusal for refusal in refusals if refusal is not None]
+        if found:
+            raise min(found, key=lambda refusal: refusal.code is Code.PEER_RANK_FAILED)
+        return all(answers)
+
+    return raising

@@ -54,6 +54,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
         "self", "model", "vllm_config", "device",
     ),
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state": ("self",),
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.add_lora": ("self", "lora_request"),
+    "vllm.v1.executor.abstract:Executor.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.core:EngineCore.list_loras": ("self",),
