@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from scute.engine.pieces import SliceSlots, units_of
+from scute.engine.pieces import SliceSlots
+from scute.kernels.routes import units_of
 
 DUMMY_RANK = 8
 """Largest rank of a warm-up dummy, as vLLM makes them."""

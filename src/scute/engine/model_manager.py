@@ -136,8 +136,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
         It is the only check: a step activates what is admitted, and cannot refuse.
         """
-        held = self.store.adapters() | {i: model.scute for i, model in self._admitted_models()}
-        others = (other.units for i, other in held.items() if i != adapter_id)
+        others = (other.units for i, other in self.store.adapters().items() if i != adapter_id)
         needed = largest_batch([packed.units, *others], self.lora_slots)
         if needed > self.arena.capacity:
             raise Refusal(
@@ -147,10 +146,6 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
                 "are there; raise adapter_memory_gib in additional_config['scute'] (if not given, it follows the other "
                 "limits), lower --max-loras, or unload larger adapters.",
             )
-
-    def _admitted_models(self) -> list[tuple[int, Any]]:
-        """vLLM may hold an adapter that was removed while a request runs on it."""
-        return [(i, model) for i, model in self._registered_adapters.cache.items() if hasattr(model, "scute")]
 
     def lora_model_of(self, request: LoRARequest) -> LoRAModel:
         """The adapter of a request as vLLM's caches hold it; from the host store where it is still there."""

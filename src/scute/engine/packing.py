@@ -12,10 +12,10 @@ from torch import Tensor
 from scute.algebra.fold import fold
 from scute.algebra.form import Member, Term
 from scute.engine.options import Options
-from scute.engine.pieces import SliceSlots, units_of
+from scute.engine.pieces import SliceSlots
 from scute.engine.placement import input_range, splits_input
 from scute.errors import Code, Refusal
-from scute.kernels.routes import FIELDS, UNIT_BYTES, Field
+from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, units_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from scute.kernels.routes import UNIT_BYTES, Field, Flag
-
-
-def units_of(num_bytes: int) -> int:
-    """Units of the arena that a piece of this size takes; every piece starts at a unit."""
-    return -(-num_bytes // UNIT_BYTES)
+from scute.kernels.routes import Field, Flag, units_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

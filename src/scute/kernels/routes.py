@@ -9,6 +9,11 @@ FIELDS = 16
 """Columns of the table: an entry is one line of 64 bytes."""
 
 
+def units_of(num_bytes: int) -> int:
+    """Units of the arena that a piece of this size takes; every piece starts at a unit."""
+    return -(-num_bytes // UNIT_BYTES)
+
+
 class Route(IntEnum):
     """Index into `BatchPlan.live`: which passes the rows of this step need (paper, section 4.1)."""
 

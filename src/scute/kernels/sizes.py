@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, cast
 
 import torch
 
 from scute.kernels import blocks
 
-Asked = ParamSpec("Asked")
+Asked = TypeVarTuple("Asked")
 Sizes = TypeVar("Sizes")
 
 PACKAGED = Path(__file__).parent / "tables"
@@ -135,16 +135,16 @@ def _device() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def _measured(rule: Callable[Asked, Sizes]) -> Callable[Asked, Sizes]:
+def _measured(rule: Callable[[*Asked], Sizes]) -> Callable[[*Asked], Sizes]:
     """The rule with this GPU's table before it; the same question is looked up once."""
     names = tuple(signature(rule).parameters)
 
     @wraps(rule)
-    def answer(*arguments: Asked.args, **_: Asked.kwargs) -> Sizes:
-        named = cast("Mapping[str, int]", dict(zip(names, arguments, strict=True)))
-        return cast("Sizes", overridden(overrides_of(_device()), rule.__name__, named, rule(*arguments, **_)))
+    def answer(*arguments: *Asked) -> Sizes:
+        named = dict(zip(names, cast("tuple[int, ...]", arguments), strict=True))
+        return cast("Sizes", overridden(overrides_of(_device()), rule.__name__, named, rule(*arguments)))
 
-    return cast("Callable[Asked, Sizes]", cache(answer))
+    return cast("Callable[[*Asked], Sizes]", cache(answer))
 
 
 decode_blocks = _measured(blocks.decode_blocks)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from scute.kernels.blocks import round_up
+
 _REGISTERS = (64, 80, 96, 128, 168, 255)
 # Fields that must be multiples of another.
 _MULTIPLES = {"split_width": "inner", "columns": "block"}
@@ -73,6 +75,5 @@ def _values(name: str, value: int) -> Iterator[int]:
 def _align(blocks: Any) -> Any:
     for name, base in _MULTIPLES.items():
         if name in blocks._fields and base in blocks._fields:
-            multiple = getattr(blocks, base)
-            blocks = blocks._replace(**{name: -(-getattr(blocks, name) // multiple) * multiple})
+            blocks = blocks._replace(**{name: round_up(getattr(blocks, name), getattr(blocks, base))})
     return blocks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scute.kernels.arguments import Plan, Slots
 from scute.kernels.plan import BatchPlan, Residents
-from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag
+from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag, units_of
 
 POISON = 0xFF
 """Every byte of the arena that no adapter owns; two or four of them are NaN."""
@@ -212,7 +212,7 @@ def _lay_out(
                 place: dict[Field, int] = {}
                 for _, at, sizes, of in _pieces(shape, adapter, i, shared_rank):
                     place[at] = entry[at] = unit
-                    unit += -(-int(np.prod(sizes)) * (itemsize if of == "factor" else 4) // UNIT_BYTES)
+                    unit += units_of(int(np.prod(sizes)) * (itemsize if of == "factor" else 4))
                 places[index, slot, i] = place
                 entry[Field.RANK] = adapter.rank
                 entry[Field.WIDTH] = adapter.rotation_width
