@@ -143,14 +143,13 @@ class Times(Record):
     seconds: float
 
 
-class ServeRow(Record):
+class Served(Record):
     """One stream through one engine.
 
     run: rows of one run shared a machine and a time. layers: None for all of the model's.
-    order: the arms of the round as they took their turns; position: the turn of this one.
     """
 
-    benchmark: Literal["serve"] = "serve"
+    benchmark: str
     run: str
     environment: Environment
     model: str
@@ -159,27 +158,37 @@ class ServeRow(Record):
     engine: Engine
     tenants: Tenants
     stream: Stream
-    repetition: int
-    position: int
-    order: list[str]
     correctness: Correctness | None = None
-    times: Times | None = None
-    problem: str | None = None
 
     @property
     def arm(self) -> str:
         return f"{self.engine.name}/{self.tenants.variant}"
+
+    def require_proof(self, what: str) -> None:
+        """Raises ValueError if the row has `what` although its engine was not shown to be right for every tenant."""
+        if self.correctness is None or not self.correctness.passed:
+            raise ValueError(f"a row has {what} although its engine was not shown to be right")
+        if len(self.correctness.tenants) < self.tenants.count and self.tenants.variant != "base":
+            raise ValueError(f"a row has {what} although not every tenant of its pool was checked")
+
+
+class ServeRow(Served):
+    """A timed stream. order: the arms of the round as they took their turns; position: the turn of this one."""
+
+    benchmark: Literal["serve"] = "serve"
+    repetition: int
+    position: int
+    order: list[str]
+    times: Times | None = None
+    problem: str | None = None
 
     @model_validator(mode="after")
     def _no_time_without_proof(self) -> Self:
         if self.times is None:
             if not self.problem:
                 raise ValueError("a row has neither times nor a problem")
-            return self
-        if self.correctness is None or not self.correctness.passed:
-            raise ValueError("a row has times although its engine was not shown to be right")
-        if len(self.correctness.tenants) < self.tenants.count and self.tenants.variant != "base":
-            raise ValueError("a row has times although not every tenant of its pool was checked")
+        else:
+            self.require_proof("times")
         return self
 
 

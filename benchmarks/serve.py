@@ -4,6 +4,8 @@
     python benchmarks/serve.py table benchmarks/results/serve-*.jsonl
     python benchmarks/serve.py table --write benchmarks/results/*.jsonl     # in README.md and docs/speed.md
     python benchmarks/serve.py plot benchmarks/results/serve-*.jsonl --out FOLDER
+    python benchmarks/serve.py run --profile --plan rehearsal --repetitions 1 --out /tmp/profile.jsonl
+    python benchmarks/serve.py profile /tmp/profile.jsonl                   # where the device's time went
 
 Every engine is first held against the PEFT library in float32; one that is not right is not timed.
 """
@@ -39,10 +41,14 @@ def main() -> None:
     run.add_argument("--work", type=Path, default=Path("/tmp/scute-serve"), help="for models, tenants and caches")
     run.add_argument("--logs", type=Path, help="folder for the logs of all processes; the work folder if not given")
     run.add_argument("--out", type=Path, required=True, help="rows are appended to this file")
+    run.add_argument("--profile", action="store_true", help="then profile every arm of each plan's first block")
     table = commands.add_parser("table", help="print the table of README.md")
     table.set_defaults(command=_table)
     table.add_argument("--write", action="store_true", help="put it into README.md, and the bounds into docs/speed.md")
     table.add_argument("results", type=Path, nargs="+")
+    profile = commands.add_parser("profile", help="print where the device's time went, of rows of run --profile")
+    profile.set_defaults(command=_profile)
+    profile.add_argument("results", type=Path, nargs="+")
     plot = commands.add_parser("plot", help="draw figures; needs matplotlib")
     plot.set_defaults(command=_plot)
     plot.add_argument("--out", type=Path, required=True)
@@ -81,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> None:
             engine=arguments.engine,
             requests=arguments.requests,
             repetitions=arguments.repetitions,
+            profile=arguments.profile,
         )
         say(f"plan {name}: {', '.join(plans.engines_of(plan))}")
         driver.measure(settings, plan, f"{run}-{name}", say)
@@ -96,6 +103,12 @@ def _table(arguments: argparse.Namespace) -> None:
         summary.write(root / "docs" / "speed.md", bounds.page(arguments.results))
     else:
         print(table)
+
+
+def _profile(arguments: argparse.Namespace) -> None:
+    from serving import profiles
+
+    print(profiles.table(profiles.read(arguments.results)))
 
 
 def _plot(arguments: argparse.Namespace) -> None:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from serving.loads import Request
 
+TRACES = "*.pt.trace.json"
+
 
 class Timing(NamedTuple):
     """Seconds. late: from the planned arrival until it was sent. first: until its first token. token: mean gap then."""
@@ -22,10 +24,14 @@ class Client:
     """Wraps vLLM's AsyncLLM, the engine behind its server."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
+        from vllm.config import ProfilerConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        given = dict(arguments)
+        if "profiler_config" in given:  # not one of the dicts that AsyncEngineArgs makes a configuration of
+            given["profiler_config"] = ProfilerConfig(**given["profiler_config"])
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
         self._adapters: dict[str, Any] = {}
         self._sent = 0
 
@@ -47,6 +53,20 @@ class Client:
             return timings, time.perf_counter() - start
         finally:
             gc.enable()
+
+    async def profiled(self, requests: Sequence[Request], tenants: Sequence[str | None]) -> Path:
+        """Serve a stream under vLLM's profiler; the file of the first worker's trace, which is complete."""
+        folder = Path(self._engine.vllm_config.profiler_config.torch_profiler_dir)
+        before = set(folder.glob(TRACES))
+        await self._engine.start_profile()
+        try:
+            await self.stream(requests, tenants)
+        finally:
+            await self._engine.stop_profile()  # returns when every worker has written its trace
+        written = sorted(set(folder.glob(TRACES)) - before)
+        if not written:
+            raise RuntimeError(f"vLLM's profiler wrote no trace into {folder}")
+        return written[0]
 
     async def _timed(self, request: Request, tenants: Sequence[str | None], start: float) -> Timing:
         from vllm.sampling_params import RequestOutputKind, SamplingParams

@@ -4,19 +4,15 @@ Engines start, load their adapters, are checked and warm up side by side. Only t
 that is not being timed has no request. So what is compared shares the machine, its clocks and its temperature.
 """
 
-import json
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import rows
 
-from serving import engines, loads
+from serving import facts, loads, profiling
 from serving.plans import Arm, Block, Cell, Plan
-from serving.pools import POOLS, kind_of
+from serving.pools import POOLS
 from serving.processes import Failed
 from serving.session import Session, Settings
 
@@ -25,6 +21,8 @@ def measure(settings: Settings, plan: Plan, run: str, say: Callable[[str], None]
     """Run one plan; every row is in the file as soon as it is known."""
     with Session(settings, plan, say) as session:
         _Rounds(session, run).run()
+        if settings.profile:
+            profiling.profile(session, run)
 
 
 class _Rounds:
@@ -55,7 +53,7 @@ class _Rounds:
             tasks = {name: pool.submit(self.session.warm_up, name, engine, block) for name, engine in ready.items()}
         for name, task in tasks.items():
             if isinstance(error := task.exception(), Failed):
-                self._lose(name, str(error))
+                self.session.lose(name, str(error))
             elif error is not None:
                 raise error
 
@@ -91,14 +89,13 @@ class _Rounds:
                 times = self._stream(cell, name, variant, repetition)
             except Failed as error:
                 problem = str(error)
-                self._lose(name, problem)
+                self.session.lose(name, problem)
         if times is None:
             if (cell.name, arm) in self.told:
                 return None
             self.told.add((cell.name, arm))
-        return self._record(
-            cell,
-            arm,
+        return rows.ServeRow(
+            **facts.described(self.session, self.run_name, cell, arm),
             times=times,
             problem=problem,
             correctness=known,
@@ -119,48 +116,6 @@ class _Rounds:
             lateness=rows.Spread.of([timing.late for timing in timings]),
             seconds=seconds,
         )
-
-    def _record(self, cell: Cell, arm: Arm, **fields: Any) -> rows.ServeRow:
-        session, (name, variant) = self.session, arm
-        prompt_tokens, output_tokens = loads.LENGTHS[cell.load.kind]
-        engine = session.engines.get(name)
-        return rows.ServeRow(
-            run=self.run_name,
-            environment=session.environment,
-            model=session.settings.model,
-            layers=session.settings.layers,
-            dtype=session.settings.dtype,
-            engine=engine.record if engine else rows.Engine(name=name, scute=engines.ENGINES[name].scute),
-            tenants=_tenants(cell.pool, variant, session.folders),
-            stream=rows.Stream(
-                kind=cell.load.kind,
-                rate=cell.load.rate,
-                popularity=cell.load.popularity,
-                requests=session.requests(cell),
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-            ),
-            **fields,
-        )
-
-    def _lose(self, name: str, problem: str) -> None:
-        """An engine that failed is asked for nothing more."""
-        self.session.engines.pop(name, None)
-        self.session.problems[name] = problem
-        self.session.say(f"{name} is lost: {problem}")
-
-
-def _tenants(pool: str, variant: str, folders: Mapping[str, Path]) -> rows.Tenants:
-    """Ranks and targets are read from the folders that the engines read."""
-    names = POOLS[pool].distinct(variant)
-    ranks, targets = {}, {}
-    for name in names:
-        if name in folders and kind_of(name) not in ranks:
-            config = json.loads((folders[name] / "adapter_config.json").read_text())
-            ranks[kind_of(name)] = config["r"] if config["peft_type"] == "LORA" else 0
-            targets[kind_of(name)] = sorted(config["target_modules"])
-    kinds = dict(Counter(map(kind_of, names)))
-    return rows.Tenants(pool=pool, variant=variant, count=POOLS[pool].size, kinds=kinds, ranks=ranks, targets=targets)
 
 
 def _short(row: rows.ServeRow) -> str:

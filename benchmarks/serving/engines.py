@@ -90,6 +90,21 @@ ENGINES: Mapping[str, EngineKind] = {
 }
 
 
+def profiler(on_cpu: bool) -> dict[str, Any]:
+    """vLLM's profiler_config without its folder. It records nothing until it is started.
+
+    A device's events alone: recording the host's operators would slow down the host that is to be judged.
+    """
+    return {
+        "profiler": "torch",
+        "torch_profiler_activities": ["CPU" if on_cpu else "CUDA"],
+        "torch_profiler_with_stack": False,
+        "torch_profiler_use_gzip": False,
+        "torch_profiler_dump_cuda_time_total": False,
+        "ignore_frontend": True,
+    }
+
+
 def inherited() -> dict[str, str]:
     """This process's environment without what would decide for an engine."""
     return {k: v for k, v in os.environ.items() if k not in ("VLLM_PLUGINS", "VLLM_TUNED_CONFIG_FOLDER")}

@@ -25,6 +25,7 @@ class Settings:
 
     seconds: after which no further round starts. start_seconds: after which an engine that is not ready is given up.
     requests: of every stream, the plan's number if None. repetitions: of every block, likewise.
+    profile: whether engines get vLLM's profiler.
     """
 
     work: Path
@@ -39,6 +40,7 @@ class Settings:
     engine: Mapping[str, Any] = field(default_factory=dict)
     requests: int | None = None
     repetitions: int | None = None
+    profile: bool = False
 
 
 @dataclass(slots=True)
@@ -143,7 +145,9 @@ class Session:
         if not self.vocabulary:
             raise Failed("there is no base model")
         arguments = {"dtype": self.settings.dtype, **self._arguments(kind, len(tenants))}
-        tokens, seconds = child.ask(self.ready_by, "start", {"model": str(self._base), **arguments})
+        if self.settings.profile:
+            arguments["profiler_config"] = engines.profiler(self.environment.device == "CPU")
+        tokens, seconds = child.ask(self.ready_by, "start", self._with_folders(name, arguments))
         self.say(f"{name} has started in {seconds:.0f} s")
         self._has_tenants.wait()
         if missing := [tenant for tenant in tenants if tenant not in self.folders]:
@@ -169,6 +173,14 @@ class Session:
         self.warm_up(name, engine, self.plan[0])
         return engine
 
+    def _with_folders(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the engine starts with; its row leaves folders out."""
+        placed = {"model": str(self._base), **arguments}
+        if self.settings.profile:
+            folder = (self.settings.work / f"profile-{name}").resolve()
+            placed["profiler_config"] = {**arguments["profiler_config"], "torch_profiler_dir": str(folder)}
+        return placed
+
     def _arguments(self, kind: engines.EngineKind, held: int) -> dict[str, Any]:
         if self.environment.device != "CPU":
             # The cache holds a full batch of the longest requests. The share is what has to be free at the start.
@@ -189,6 +201,12 @@ class Session:
                 drawn = loads.draw(cell.load, count, pool.size, self.vocabulary, -1)
                 engine.child.ask(self.deadline, "stream", drawn, pool.tenants[variant])
         self.say(f"{name} has warmed up in {time.monotonic() - start:.0f} s")
+
+    def lose(self, name: str, problem: str) -> None:
+        """An engine that failed is asked for nothing more."""
+        self.engines.pop(name, None)
+        self.problems[name] = problem
+        self.say(f"{name} is lost: {problem}")
 
     def requests(self, cell: Cell) -> int:
         return self.settings.requests or cell.requests

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rows import ServeRow
+from rows import Served, ServeRow
 
 START, END = "<!-- serving times: python benchmarks/serve.py table --write -->", "<!-- end of serving times -->"
 RESAMPLES = 10_000
@@ -73,7 +73,7 @@ def value(row: ServeRow) -> float:
     return row.times.token.median if row.stream.kind == "decode" else row.times.first_token.mean
 
 
-def load_of(row: ServeRow) -> str:
+def load_of(row: Served) -> str:
     rate = "burst" if row.stream.rate is None else f"{row.stream.rate:g}"
     return ":".join([row.stream.kind, rate, *([row.stream.popularity] if row.stream.popularity != "turns" else [])])
 

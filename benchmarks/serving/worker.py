@@ -6,6 +6,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from serving import traces
 from serving.client import Client
 from serving.processes import parent
 
@@ -27,6 +28,8 @@ class Worker:
             for name, folder in values[0].items():
                 await self.client.admit(name, folder)
             return None
+        if what == "profile":
+            return traces.read(await self.client.profiled(*values))
         return await {"score": self.client.score, "stream": self.client.stream}[what](*values)
 
 

@@ -11,6 +11,7 @@ from serving.client import Timing
 from serving.loads import Load
 from serving.plans import Block, Cell
 from serving.processes import Failed
+from serving.session import Session
 from test_rows import RIGHT
 
 ARMS = (("base", "base"), ("stock", "lora"), ("scute", "own"))
@@ -51,6 +52,8 @@ class PretendedSession:
 
     def say(self, text):
         self.said.append(text)
+
+    lose = Session.lose
 
     def requests(self, cell):
         return cell.requests

@@ -12,6 +12,7 @@ from scute.kernels.decode_shrink import shrink_rows
 from scute.kernels.decode_turn import turn_and_shrink
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.prefill_expand import expand_tiles
+from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
 from scute.kernels.prefill_shrink import shrink_tiles
 from scute.kernels.rotate import rotate
 
@@ -27,14 +28,17 @@ INDICES = (
     "slot_of_row",
 )
 FLOATS = ("h", "shared_h", "partial", "shared_partial", "vectors")
-FACTORS = ("x", "y", "factors", "shared_a", "shared_b", "out", "inputs", "weight", "bias")
+FACTORS = ("x", "y", "factors", "shared_a", "shared_b", "out", "inputs", "weight", "bias", "products")
 VARYING = (
     "tokens",
-    "own_programs",
+    "shared_programs",
     "own_blocks",
     "shared_blocks",
+    "blocks",
     "column_blocks",
-    "tiles_launched",
+    "tiles_end",
+    "items_end",
+    "shared_end",
 )  # never known to be multiples
 
 
@@ -73,19 +77,26 @@ def kernels(size: int, slices: int, aligned: bool):
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
     yield "shrink rows", shrink_rows, shrink | {"PARTS": 4}, few.shrink_warps
-    yield "turn rows", turn_and_shrink, shrink | turn | {"COPY_ROWS": 16}, few.shrink_warps
+    yield "turn rows", turn_and_shrink, shrink | turn | {"COPY_ROWS": 16, "TILES": 8}, few.shrink_warps
     yield "expand rows", expand_rows, columns | {
         "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
     }, few.expand_warps  # fmt: skip
     yield "shrink tiles", shrink_tiles, both | {
-        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "HEIGHT": 32, "BLOCK_R": many.rank,
+        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "HEIGHT": 32, "PAIR_HEIGHT": 64, "BLOCK_R": many.rank,
         "SHARED_BLOCK_R": many.shared_rank, "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
     }, many.shrink_warps  # fmt: skip
     yield "expand tiles", expand_tiles, columns | {
         "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "STEPS": many.steps,
-        "STAGES": many.expand_stages, "SHARED_BLOCK_R": many.shared_rank,
+        "STAGES": many.expand_stages,
     }, many.expand_warps  # fmt: skip
+    yield "finish pair shrink", finish_pair_shrink, common | {
+        "SPLITS": 2, "PARTS": 1 if size == 4 else 2, "HEIGHT": 64, "BLOCK_R": many.shared_rank,
+    }, 4  # fmt: skip
+    yield "expand pair tiles", expand_pair_tiles, common | {
+        "PARTS": 1 if size == 4 else 2, "ALIGNED": aligned, "HEIGHT": 64, "BLOCK_R": many.shared_rank,
+        "BLOCK_N": many.shared_outer, "STAGES": many.shared_stages,
+    }, many.shared_warps  # fmt: skip
     for height in (16, 32):
         yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, **turn}, 4
     yield "gemm", fused_gemm, common | {

@@ -3,7 +3,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from scute.kernels.plan import HEIGHTS, RANK_CHUNKS, BatchPlan, Residents, shrink_items, tile_count, tile_height
+from scute.kernels.plan import (
+    HEIGHTS,
+    PAIR_HEIGHTS,
+    RANK_CHUNKS,
+    BatchPlan,
+    Residents,
+    shrink_items,
+    tile_count,
+    tile_height,
+)
 from scute.kernels.routes import Part, Route
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -47,7 +56,7 @@ def plain_lists(slot_of_row: np.ndarray, residents: Residents) -> dict[Part, Rec
     for size, (height, chunk) in enumerate(zip(HEIGHTS, RANK_CHUNKS, strict=True)):
         is_used = height >= tile_height(len(slot_of_row))
         tiles = list(plain_tiles(slot_of_row, height)) if is_used else []
-        shared_tiles = list(plain_tiles(pair_of_row, height)) if is_used else []
+        shared_tiles = list(plain_tiles(pair_of_row, PAIR_HEIGHTS[size])) if is_used else []
         items = [(*tile, first) for tile in tiles for first in range(0, residents.rank[tile[0]], chunk)]
         for pair, *rows in shared_tiles:
             items += [(-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], chunk)]
@@ -116,7 +125,7 @@ def test_lists_hold_what_a_launch_reads(most_rows: int):
     for rows in {min(rows, most_rows) for rows in (1, 255, 256, 257, most_rows)}:
         height = tile_height(rows)
         size = HEIGHTS.index(height)
-        tiles, shared_tiles = (tile_count(rows, height, segments) for segments in (20, PAIRS))
+        tiles, shared_tiles = tile_count(rows, height, 20), tile_count(rows, PAIR_HEIGHTS[size], PAIRS)
         items = shrink_items(tiles, MAX_RANK, shared_tiles, SHARED_RANK, RANK_CHUNKS[size])
         assert len(plan.part(Part(Part.TILES_SMALL + size))) >= 3 * tiles
         assert len(plan.part(Part(Part.ROTATED_SMALL + size))) >= 3 * tiles

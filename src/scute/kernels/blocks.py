@@ -29,7 +29,8 @@ class PrefillBlocks(NamedTuple):
     """Of the kernels for tiles of many rows.
 
     rank, shared_rank: ranks at a time, of a slot and of a pair. split_width: columns of x that one program of the
-    shrink sums, `inner` at a time. outer, steps: columns of y at a time in the expand, and how often for a slot's tile.
+    shrink sums, `inner` at a time. outer, steps: columns of y at a time in the expand of a slot's tile, and how often;
+    shared_outer: of a program of the expand of a pair's.
     """
 
     rank: int
@@ -42,6 +43,9 @@ class PrefillBlocks(NamedTuple):
     shrink_stages: int
     expand_warps: int
     expand_stages: int
+    shared_outer: int
+    shared_warps: int
+    shared_stages: int
 
 
 class RotateBlocks(NamedTuple):
@@ -67,7 +71,7 @@ def decode_blocks(in_features: int, out_features: int, shared_rank: int, element
     inner, ranks = _power_of_2(in_features), 4
     if inner * element_size > 8192:  # sums of blocks stay in registers, so blocks are small
         inner, ranks = 4096 // element_size, 2
-    shared_inner = min(_power_of_2(in_features), 512 // element_size)
+    shared_inner = max(64, min(_power_of_2(in_features), 512 // element_size))
     splits = 2 if in_features <= 8192 else 4
     shared_outer = 32 if out_features < 16384 else 64
     shared_block = min(128, _power_of_2(shared_rank))
@@ -79,12 +83,13 @@ def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_si
     inner = 128 // element_size
     width = round_up(-(-in_features // min(4, -(-in_features // 2048))), inner)
     ranks = _rank_block(max_rank), _rank_block(shared_rank)
-    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3)
+    shared_outer = 128 if element_size == 2 else 64  # 32-bit products are unrolled, as no matrix unit makes them
+    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3, shared_outer, 4, 3)
 
 
 def rotate_blocks(in_features: int, rotation_width: int, element_size: int) -> RotateBlocks:  # noqa: ARG001
     """The same for all shapes; a table may tell them apart."""
-    return RotateBlocks(64, 256, 4)
+    return RotateBlocks(64, 1024 // element_size, 4)
 
 
 def gemm_blocks(tokens: int, out_features: int, element_size: int) -> GemmBlocks:

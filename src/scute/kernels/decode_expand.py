@@ -22,6 +22,7 @@ from scute.kernels.device import (
     element_of,
     entry_of,
     field,
+    is_used,
     piece,
     row_at,
     slice_of,
@@ -29,7 +30,7 @@ from scute.kernels.device import (
 )
 
 
-@triton.jit(do_not_specialize=["tokens", "own_programs"])
+@triton.jit(do_not_specialize=["tokens", "shared_programs", "shared_end"])
 def expand_rows(
     y,
     h,
@@ -47,7 +48,8 @@ def expand_rows(
     starts,
     out_offsets,
     tokens,
-    own_programs,
+    shared_programs,
+    shared_end,
     own_blocks,
     shared_blocks,
     stride_h,
@@ -67,21 +69,25 @@ def expand_rows(
     SHARED_BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y = y s + b + h B + ((shared_h d) B_shared) e. Grid: (tile, block of columns) of slots, then of shared pairs.
+    """y = y s + b + h B + ((shared_h d) B_shared) e. Grid: (tile, block of columns) of shared pairs, then of slots.
 
-    Programs that run together have neighbouring columns, so that what they read lies together in memory. A row is
-    written by its slot's tile, except where all it has on a slice is the shared term: then by its pair's.
+    Those of pairs take longest, so they go first. Programs that run together have neighbouring columns, so that what
+    they read lies together in memory. A row is written by its slot's tile, except where all it has on a slice is the
+    shared term: then by its pair's.
     """
     program = tl.program_id(0)
-    if SHARED and program >= own_programs:
-        program -= own_programs
-        _expand_pair(
-            y, shared_h, vectors, table, shared_b, pair_rank, shared_tiles, shared_rows, slot_of_row,
-            starts, out_offsets, program // shared_blocks, program % shared_blocks, tokens,
-            stride_shared_h, stride_y, stride_slot, stride_pair, stride_shared,
-            SLICES, SHARED_SPLITS, ALIGNED, HEIGHT, SHARED_BLOCK_R, SHARED_BLOCK_N, PDL,
-        )  # fmt: skip
+    if SHARED and program < shared_programs:
+        tile = program // shared_blocks
+        while is_used(shared_tiles, tile, shared_end, 3):
+            _expand_pair(
+                y, shared_h, vectors, table, shared_b, pair_rank, shared_tiles, shared_rows, slot_of_row,
+                starts, out_offsets, tile, program % shared_blocks, tokens,
+                stride_shared_h, stride_y, stride_slot, stride_pair, stride_shared,
+                SLICES, SHARED_SPLITS, ALIGNED, HEIGHT, SHARED_BLOCK_R, SHARED_BLOCK_N, PDL,
+            )  # fmt: skip
+            tile += shared_programs // shared_blocks
     else:
+        program -= shared_programs
         _expand_slot(
             y, h, shared_h, factors, vectors, table, shared_b, pair_rank, tiles, rows,
             starts, out_offsets, program // own_blocks, program % own_blocks, tokens,
@@ -124,9 +130,9 @@ def _expand_slot(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    slot = tl.load(tiles + tile * 3)
-    first = tl.load(tiles + tile * 3 + 1)
-    count = tl.load(tiles + tile * 3 + 2)
+    slot = field(tiles + tile * 3, 0)
+    first = field(tiles + tile * 3, 1)
+    count = field(tiles + tile * 3, 2)
     if count == 0:
         return
     slice_index, start, end, offset = slice_of(block, starts, BLOCK_N, SLICES)
@@ -258,11 +264,9 @@ def _expand_pair(
     PDL: tl.constexpr,
 ):
     """Matrix units again, for the rows of all adapters of a pair; e is each row's own."""
-    pair = tl.load(tiles + tile * 3).to(tl.int64)
-    first = tl.load(tiles + tile * 3 + 1)
-    count = tl.load(tiles + tile * 3 + 2)
-    if count == 0:
-        return
+    pair = field(tiles + tile * 3, 0).to(tl.int64)
+    first = field(tiles + tile * 3, 1)
+    count = field(tiles + tile * 3, 2)
     slice_index, start, end, offset = slice_of(block, starts, BLOCK_N, SLICES)
     rank = tl.load(pair_rank + pair)
     width = end - start
@@ -279,8 +283,8 @@ def _expand_pair(
         factor + r[:, None].to(tl.int64) * stride_shared, mask=(r < rank)[:, None] & column_mask[None, :], other=0.0
     )
     lane = tl.arange(0, HEIGHT)
-    row = tl.load(rows + first + lane, mask=lane < count, other=0).to(tl.int64)
-    slot = tl.load(slot_of_row + row, mask=lane < count, other=0)
+    row = tl.load(rows + first + lane, mask=lane < count, other=0, eviction_policy="evict_last").to(tl.int64)
+    slot = tl.load(slot_of_row + row, mask=lane < count, other=0, eviction_policy="evict_last")
     entry = entry_of(table, slot, slice_index, stride_slot)
     flags = tl.load(entry + FLAGS, mask=lane < count, other=0, eviction_policy="evict_last")
     own_rank = tl.load(entry + RANK, mask=lane < count, other=0, eviction_policy="evict_last")

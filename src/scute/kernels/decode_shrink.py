@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from scute.kernels.device import RANK, A, entry_of, field, piece, row_at
+from scute.kernels.device import RANK, A, entry_of, field, is_used, piece, row_at
+
+LANES = tl.constexpr(4)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "items_end"])
 def shrink_rows(
     x,
     factors,
@@ -25,6 +27,7 @@ def shrink_rows(
     shared_rows,
     h,
     shared_h,
+    items_end,
     tokens,
     in_features,
     stride_h,
@@ -44,19 +47,22 @@ def shrink_rows(
     ONE_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """h[slice, row, :rank] = x[row] A^T; grid (item and RANKS of its CHUNK ranks, slice).
+    """h[slice, row, :rank] = x[row] A^T; grid (item and RANKS of its CHUNK ranks, slice), as far as it goes at once.
 
     A program reads its ranks over all columns of x, so no sum is shared out. Items of a shared pair write
     shared_h[split, row, :pair rank], once for all slices; there the programs of an item share out the columns.
     """
     if PDL:
         gdc_launch_dependents()
-    shrink_part(
-        x, factors, table, shared_a, pair_rank, items + tl.program_id(0) // PARTS * 4, rows, shared_rows, h, shared_h,
-        tl.program_id(0) % PARTS, tl.program_id(1), tokens, in_features, stride_h, stride_shared_h, stride_x,
-        stride_slot, stride_pair, stride_shared,
-        SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
-    )  # fmt: skip
+    item = tl.program_id(0) // PARTS
+    while is_used(items, item, items_end, 4):
+        shrink_part(
+            x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows, h, shared_h,
+            tl.program_id(0) % PARTS, tl.program_id(1), tokens, in_features, stride_h, stride_shared_h, stride_x,
+            stride_slot, stride_pair, stride_shared,
+            SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+        )  # fmt: skip
+        item += tl.num_programs(0) // PARTS
     # The expand waits for this launch alone, so this one must not end before those before it.
     if PDL:
         gdc_wait()
@@ -95,21 +101,21 @@ def shrink_part(
     PDL: tl.constexpr,
 ):
     """Part `part` of an item: RANKS of a slot's ranks, or one split of the columns for a pair."""
-    segment = tl.load(item)
-    first = tl.load(item + 1)
-    count = tl.load(item + 2)
-    rank_start = tl.load(item + 3)
+    segment = field(item, 0)
+    first = field(item, 1)
+    count = field(item, 2)
+    rank_start = field(item, 3)
     # The plan is the batch's: it has items of pairs for a layer that serves none, too.
     if segment < 0:
         if SHARED:  # noqa: SIM102 - decided when it is compiled
-            if (count > 0) & (slice_index == 0) & (part < SHARED_SPLITS):
+            if (slice_index == 0) & (part < SHARED_SPLITS):
                 pair = (-1 - segment).to(tl.int64)
                 _shrink_pair(
                     x, shared_a + pair * stride_pair, stride_shared, rank_start, tl.load(pair_rank + pair),
                     shared_rows + first, count, shared_h, stride_shared_h, part, tokens, in_features, stride_x,
                     SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
                 )  # fmt: skip
-    elif count > 0:
+    else:
         entry = entry_of(table, segment, slice_index, stride_slot)
         _shrink_ranks(
             x, piece(factors, field(entry, A)), in_features, rank_start + part * RANKS, field(entry, RANK),
@@ -213,25 +219,29 @@ def _shrink_pair(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The rows of all adapters of a pair share its factor, so here a matrix unit pays."""
+    """The rows of all adapters of a pair share its factor, so here a matrix unit pays.
+
+    The sum of a block is shared out over LANES products that do not wait for one another.
+    """
     lane = tl.arange(0, HEIGHT)
     row_mask = lane < count
-    row = tl.load(rows + lane, mask=row_mask, other=0).to(tl.int64)
+    row = tl.load(rows + lane, mask=row_mask, other=0, eviction_policy="evict_last").to(tl.int64)
     r = rank_start + tl.arange(0, CHUNK)
-    a_column = factor + r[None, :].to(tl.int64) * stride_factor
-    x_row = x + row[:, None] * stride_x
     width = tl.cdiv(tl.cdiv(in_features, SPLITS), BLOCK_K) * BLOCK_K
-    end = min(in_features, (split + 1) * width)
+    part = tl.arange(0, LANES)[:, None, None] * (BLOCK_K // LANES)
+    within = tl.arange(0, BLOCK_K // LANES)
+    x_at = x + row[None, :, None] * stride_x + part + within[None, None, :]
+    a_at = factor + r[None, None, :].to(tl.int64) * stride_factor + part + within[None, :, None]
     if PDL:
         gdc_wait()
-    acc = tl.zeros((HEIGHT, CHUNK), dtype=tl.float32)
-    for start in tl.range(split * width, end, BLOCK_K, num_stages=3):
-        k = start + tl.arange(0, BLOCK_K)
-        x_block = tl.load(x_row + k[None, :], mask=row_mask[:, None] & (k < end)[None, :], other=0.0)
-        a_block = tl.load(a_column + k[:, None], mask=(r < rank)[None, :] & (k < end)[:, None], other=0.0)
+    acc = tl.zeros((LANES, HEIGHT, CHUNK), dtype=tl.float32)
+    for start in tl.range(split * width, min(in_features, (split + 1) * width), BLOCK_K, num_stages=3):
+        left = in_features - start - part
+        x_block = tl.load(x_at + start, mask=row_mask[None, :, None] & (within[None, None, :] < left), other=0.0)
+        a_block = tl.load(a_at + start, mask=(r < rank)[None, None, :] & (within[None, :, None] < left), other=0.0)
         acc = tl.dot(x_block, a_block, acc, input_precision="ieee")
     at = h + (split.to(tl.int64) * tokens + row[:, None]) * stride_h + r[None, :]
-    tl.store(at, acc, mask=row_mask[:, None] & (r < rank)[None, :])
+    tl.store(at, tl.sum(acc, axis=0), mask=row_mask[:, None] & (r < rank)[None, :])
 
 
 @triton.jit

@@ -7,11 +7,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.decode_shrink import shrink_part
-from scute.kernels.device import WIDTH, entry_of
+from scute.kernels.device import WIDTH, entry_of, is_used
 from scute.kernels.rotate import rotate_tile
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles_launched", "copies_end", "turn_programs", "items_launched"])
+@triton.jit(do_not_specialize=["tokens", "tiles_end", "copies_end", "turn_programs", "items_launched", "items_end"])
 def turn_and_shrink(
     out,
     x,
@@ -27,10 +27,11 @@ def turn_and_shrink(
     h,
     shared_h,
     tokens,
-    tiles_launched,
+    tiles_end,
     copies_end,
     turn_programs,
     items_launched,
+    items_end,
     column_blocks,
     parts,
     in_features,
@@ -48,6 +49,7 @@ def turn_and_shrink(
     RANKS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
     COPY_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -56,7 +58,8 @@ def turn_and_shrink(
 ):
     """out[slice] = x R, or x where a row's slot does not rotate the slice; h as `shrink_rows` writes it.
 
-    Grid: for every slice the tiles of rotating slots, then groups of rows to copy, columns fastest; then the shrink's.
+    Grid: for every slice TILES programs for the tiles of rotating slots, then groups of rows to copy, columns fastest;
+    then the shrink's. How many tiles and items there are is not known when a graph is captured: programs look for more.
     """
     if PDL:
         gdc_launch_dependents()
@@ -66,24 +69,29 @@ def turn_and_shrink(
         first_column = program % column_blocks * COLUMNS
         part = program // column_blocks % copies_end
         out += slice_index.to(tl.int64) * tokens * in_features
-        if part < tiles_launched:
-            rotate_tile(
-                out, x, factors, table, rotated_tiles + part * 3, rows, slice_index, first_column, in_features,
-                stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
-            )  # fmt: skip
+        if part < TILES:
+            while is_used(rotated_tiles, part, tiles_end, 3):
+                rotate_tile(
+                    out, x, factors, table, rotated_tiles + part * 3, rows, slice_index, first_column, in_features,
+                    stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
+                )  # fmt: skip
+                part += TILES
         else:
             _copy_rows(
-                out, x, table, slot_of_row, (part - tiles_launched) * COPY_ROWS, slice_index, first_column, tokens,
+                out, x, table, slot_of_row, (part - TILES) * COPY_ROWS, slice_index, first_column, tokens,
                 in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, PDL,
             )  # fmt: skip
     else:
         program -= turn_programs
-        shrink_part(
-            x, factors, table, shared_a, pair_rank, items + program // parts % items_launched * 4, rows, shared_rows,
-            h, shared_h, program % parts, program // (parts * items_launched), tokens, in_features,
-            stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared,
-            SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
-        )  # fmt: skip
+        item = program // parts % items_launched
+        while is_used(items, item, items_end, 4):
+            shrink_part(
+                x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows,
+                h, shared_h, program % parts, program // (parts * items_launched), tokens, in_features,
+                stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared,
+                SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+            )  # fmt: skip
+            item += items_launched
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()
@@ -109,7 +117,7 @@ def _copy_rows(
     """Skips the rows of slots that rotate the slice, so every element is written once."""
     row = first_row + tl.arange(0, COPY_ROWS)
     row_mask = row < tokens
-    slot = tl.load(slot_of_row + row, mask=row_mask, other=-1)
+    slot = tl.load(slot_of_row + row, mask=row_mask, other=-1, eviction_policy="evict_last")
     entry = entry_of(table, slot, slice_index, stride_slot)
     width = tl.load(entry + WIDTH, mask=slot >= 0, other=0, eviction_policy="evict_last")
     column = first_column + tl.arange(0, COLUMNS)

@@ -34,8 +34,18 @@ def entry_of(table, slot, slice_index, stride_slot):
 
 @triton.jit
 def field(entry, index: tl.constexpr):
-    """One column of an entry. Kept in L2: a step comes back to it after reading all weights of the model."""
+    """One number of an entry of the table, or of a list of the plan.
+
+    Kept in L2: every layer reads the plan and every step the table, after all the weights in between.
+    """
     return tl.load(entry + index, eviction_policy="evict_last")
+
+
+@triton.jit
+def is_used(records, index, end, FIELDS_OF_RECORD: tl.constexpr):
+    """Whether a list of the plan has a record `index` below `end`, by its count; the used ones come first."""
+    at = records + index * FIELDS_OF_RECORD + 2
+    return tl.load(at, mask=index < end, other=0, eviction_policy="evict_last") > 0
 
 
 @triton.jit
@@ -48,7 +58,7 @@ def piece(arena, unit):
 def row_at(rows, lane, count):
     """Row of the batch at position `lane` of a tile of `count`, and whether it exists."""
     live = lane < count
-    return tl.load(rows + lane, mask=live, other=0).to(tl.int64), live
+    return tl.load(rows + lane, mask=live, other=0, eviction_policy="evict_last").to(tl.int64), live
 
 
 @triton.jit

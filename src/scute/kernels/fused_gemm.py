@@ -4,7 +4,7 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.device import slice_of
 
@@ -30,6 +30,8 @@ def fused_gemm(
     PDL: tl.constexpr,
 ):
     """y[:, slice] = inputs[slice] W[slice]^T + bias; inputs [slices, tokens, in]; grid (block of columns, of rows)."""
+    if PDL:
+        gdc_launch_dependents()
     slice_index, start, end, offset = slice_of(tl.program_id(0), starts, BLOCK_N, SLICES)
     if ALIGNED:
         start = tl.multiple_of(start, 16)

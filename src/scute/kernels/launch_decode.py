@@ -17,6 +17,9 @@ from scute.kernels.plan import RANK_CHUNKS, SMALL_TILE, shrink_items, tile_count
 from scute.kernels.routes import Part, Route
 
 COPY_ROWS = 16
+# A graph is captured for more tiles and items than there will be: so many are done at once, and their programs go on.
+ROTATING_TILES = 8
+SHARED_TILES = 2
 
 
 class Shrunk(NamedTuple):
@@ -38,9 +41,9 @@ class Shrunk(NamedTuple):
 def shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
     """One launch for all slots and pairs."""
     shrunk = _room_for(x, slots, plan)
-    parts, items = _shrink_grid(shrunk, slots)
+    parts, launched, items = _shrink_grid(shrunk, slots)
     if items:
-        shrink_rows[(items * parts, slots.slices)](
+        shrink_rows[(launched * parts, slots.slices)](
             x,
             slots.factors,
             slots.table,
@@ -51,6 +54,7 @@ def shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
             plan.part(Part.SHARED_ROWS),
             shrunk.h,
             shrunk.shared_h,
+            items,
             *x.shape,
             *_strides(x, shrunk, slots),
             PARTS=parts,
@@ -65,14 +69,14 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Shr
     """([slices, T, in] as the op `rotate` gives it, what `shrink` gives), in one launch."""
     tokens, in_features = x.shape
     shrunk = _room_for(x, slots, plan)
-    parts, items = _shrink_grid(shrunk, slots)
+    parts, launched, items = _shrink_grid(shrunk, slots)
     turn = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
     tiles = plan.tiles(Route.ROTATION, tile_count(tokens, SMALL_TILE, len(slots.table)))
-    copies_end = tiles + triton.cdiv(tokens, COPY_ROWS)
+    copies_end = ROTATING_TILES + triton.cdiv(tokens, COPY_ROWS)
     columns = triton.cdiv(in_features, turn.columns)
     programs = columns * copies_end * slots.slices
     out = torch.empty(slots.slices, tokens, in_features, dtype=x.dtype, device=x.device)
-    turn_and_shrink[(programs + parts * items * slots.slices,)](
+    turn_and_shrink[(programs + parts * launched * slots.slices,)](
         out,
         x,
         slots.factors,
@@ -90,6 +94,7 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Shr
         tiles,
         copies_end,
         programs,
+        launched,
         items,
         columns,
         parts,
@@ -98,6 +103,7 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Shr
         BLOCK=turn.block,
         COLUMNS=turn.columns,
         WIDEST=unit_width(slots),
+        TILES=ROTATING_TILES,
         COPY_ROWS=COPY_ROWS,
         num_warps=shrunk.blocks.shrink_warps,
         num_stages=1,
@@ -111,7 +117,8 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
     """One launch for all slots and pairs."""
     blocks = shrunk.blocks
     own_blocks, shared_blocks = column_blocks(slots, blocks.outer), column_blocks(slots, blocks.shared_outer)
-    expand_rows[(shrunk.tiles * own_blocks + shrunk.shared_tiles * shared_blocks,)](
+    shared_programs = min(shrunk.shared_tiles, SHARED_TILES) * shared_blocks
+    expand_rows[(shared_programs + shrunk.tiles * own_blocks,)](
         y,
         shrunk.h,
         shrunk.shared_h,
@@ -128,7 +135,8 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
         tuple(slots.slice_starts),
         tuple(slots.out_offsets),
         len(y),
-        shrunk.tiles * own_blocks,
+        shared_programs,
+        shrunk.shared_tiles,
         own_blocks,
         shared_blocks,
         shrunk.stride_h,
@@ -169,11 +177,13 @@ def _room_for(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
     )
 
 
-def _shrink_grid(shrunk: Shrunk, slots: Slots) -> tuple[int, int]:
-    """(programs of an item on a slice, items)."""
+def _shrink_grid(shrunk: Shrunk, slots: Slots) -> tuple[int, int, int]:
+    """(programs of an item on a slice, items at once, most items): at once, two chunks of every tile, and a pair."""
     chunk, shared_rank = RANK_CHUNKS[0], slots.shared_a.shape[1]
     parts = max(-(-chunk // shrunk.blocks.ranks), shrunk.blocks.shared_splits if shared_rank else 0)
-    return parts, shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
+    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
+    own_items = shrunk.tiles * min(2, -(-slots.max_rank // chunk))
+    return parts, min(items, own_items + -(-shared_rank // chunk)), items
 
 
 def _strides(x: Tensor, shrunk: Shrunk, slots: Slots) -> tuple[int, ...]:

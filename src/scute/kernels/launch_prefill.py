@@ -1,35 +1,68 @@
 """Launches of the kernels of a prefill batch."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Plan, Slots
-from scute.kernels.blocks import round_up
+from scute.kernels.blocks import PrefillBlocks, round_up
 from scute.kernels.grid import are_aligned, column_blocks, launch_options
-from scute.kernels.plan import LARGE_TILE, RANK_CHUNKS, shrink_items, tile_count
+from scute.kernels.plan import LARGE_TILE, PAIR_HEIGHTS, RANK_CHUNKS, shrink_items, tile_count
 from scute.kernels.prefill_expand import expand_tiles
+from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
 from scute.kernels.prefill_shrink import shrink_tiles
 from scute.kernels.routes import Part, Route
 
+PAIR_TILE = PAIR_HEIGHTS[1]
+
+
+class Shrunk(NamedTuple):
+    """What the shrink wrote, and what all launches have to agree on.
+
+    partial: split by split, slice by slice and row by row; shared_partial: split by split and row by row; rows of both
+    are padded to `stride_*` ranks, so that the expand may read whole blocks of ranks.
+    """
+
+    partial: Tensor
+    shared_partial: Tensor
+    stride_partial: int
+    stride_shared_partial: int
+    splits: int
+    tiles: int
+    shared_tiles: int
+    blocks: PrefillBlocks
+
 
 def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
-    """Shrink and expand of all slots and pairs."""
+    """Shrink of all slots and pairs, then the expand of slots and that of pairs, which write different rows."""
+    shrunk = _shrink(x, slots, plan)
+    _expand(y, shrunk, slots, plan)
+    if shrunk.shared_tiles:
+        _expand_pairs(y, shrunk, slots, plan)
+
+
+def _shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
     tokens, in_features = x.shape
     pairs, shared_rank, _ = slots.shared_a.shape
-    tiles = plan.tiles(Route.LOW_RANK, tile_count(tokens, LARGE_TILE, len(slots.table)))
-    shared_tiles = plan.tiles(Route.SHARED, tile_count(tokens, LARGE_TILE, pairs))
     blocks = sizes.prefill_blocks(in_features, slots.max_rank, shared_rank, x.element_size())
     splits = triton.cdiv(in_features, blocks.split_width)
-    pdl = launch_options(x)
-    # Rows of the sums are padded, so that the expand may read whole blocks of ranks.
     stride_partial = round_up(slots.max_rank, blocks.rank)
-    stride_shared_partial = round_up(round_up(shared_rank, blocks.shared_rank), blocks.rank)
-    partial = torch.empty(splits * slots.slices * tokens * stride_partial, dtype=torch.float32, device=x.device)
-    shared_partial = torch.empty(splits * tokens * stride_shared_partial, dtype=torch.float32, device=x.device)
+    stride_shared_partial = round_up(shared_rank, max(blocks.shared_rank, blocks.rank))
+    shrunk = Shrunk(
+        torch.empty(splits * slots.slices * tokens * stride_partial, dtype=torch.float32, device=x.device),
+        torch.empty(splits * tokens * stride_shared_partial, dtype=torch.float32, device=x.device),
+        stride_partial,
+        stride_shared_partial,
+        splits,
+        plan.tiles(Route.LOW_RANK, tile_count(tokens, LARGE_TILE, len(slots.table))),
+        plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, pairs)),
+        blocks,
+    )
     chunk = RANK_CHUNKS[1]
-    items = shrink_items(tiles, slots.max_rank, shared_tiles, shared_rank, chunk)
+    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
     if items:
         shrink_tiles[(items, splits, slots.slices)](
             x,
@@ -40,8 +73,8 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
             plan.part(Part.SHRINK_LARGE),
             plan.part(Part.ROWS),
             plan.part(Part.SHARED_ROWS),
-            partial,
-            shared_partial,
+            shrunk.partial,
+            shrunk.shared_partial,
             tokens,
             in_features,
             stride_partial,
@@ -55,53 +88,113 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
             SPLIT_WIDTH=blocks.split_width,
             SHARED=shared_rank > 0,
             HEIGHT=LARGE_TILE,
+            PAIR_HEIGHT=PAIR_TILE,
             BLOCK_R=blocks.rank,
             SHARED_BLOCK_R=blocks.shared_rank,
             BLOCK_K=blocks.inner,
             STAGES=blocks.shrink_stages,
             num_warps=blocks.shrink_warps,
             num_stages=1,
-            **pdl,
+            **launch_options(x),
         )
-    own_blocks = column_blocks(slots, blocks.outer * blocks.steps)
-    shared_blocks = column_blocks(slots, blocks.outer)
-    expand_tiles[(tiles * own_blocks + shared_tiles * shared_blocks,)](
+    return shrunk
+
+
+def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
+    blocks = shrunk.blocks
+    columns = column_blocks(slots, blocks.outer * blocks.steps)
+    expand_tiles[(shrunk.tiles * columns,)](
         y,
-        partial,
-        shared_partial,
+        shrunk.partial,
+        shrunk.shared_partial,
         slots.factors,
         slots.vectors,
         slots.table,
         slots.shared_b,
         slots.pair_rank,
         plan.part(Part.TILES_LARGE),
-        plan.part(Part.SHARED_TILES_LARGE),
         plan.part(Part.ROWS),
-        plan.part(Part.SHARED_ROWS),
-        plan.part(Part.SLOT_OF_ROW),
         tuple(slots.slice_starts),
         tuple(slots.out_offsets),
-        tokens,
-        tiles * own_blocks,
-        own_blocks,
-        shared_blocks,
-        stride_partial,
-        stride_shared_partial,
+        len(y),
+        columns,
+        shrunk.stride_partial,
+        shrunk.stride_shared_partial,
         y.stride(0),
         slots.table.stride(0),
         slots.shared_b.stride(0),
         slots.shared_b.stride(1),
         SLICES=slots.slices,
-        SPLITS=splits,
-        SHARED=shared_rank > 0,
+        SPLITS=shrunk.splits,
+        SHARED=slots.shared_a.shape[1] > 0,
         ALIGNED=are_aligned(slots),
         HEIGHT=LARGE_TILE,
         BLOCK_R=blocks.rank,
         BLOCK_N=blocks.outer,
         STEPS=blocks.steps,
         STAGES=blocks.expand_stages,
-        SHARED_BLOCK_R=blocks.shared_rank,
         num_warps=blocks.expand_warps,
         num_stages=1,
-        **pdl,
+        **launch_options(y),
+    )
+
+
+def _expand_pairs(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
+    blocks, tokens, parts = shrunk.blocks, len(y), 1 if y.dtype == torch.float32 else 2
+    tiles, rows = plan.part(Part.SHARED_TILES_LARGE), plan.part(Part.SHARED_ROWS)
+    stride = shrunk.stride_shared_partial
+    h = torch.empty(slots.slices * tokens * parts * stride, dtype=y.dtype, device=y.device)
+    rank_blocks = stride // blocks.shared_rank
+    finish_pair_shrink[(shrunk.shared_tiles * rank_blocks,)](
+        h,
+        shrunk.shared_partial,
+        slots.vectors,
+        slots.table,
+        slots.pair_rank,
+        tiles,
+        rows,
+        plan.part(Part.SLOT_OF_ROW),
+        tokens,
+        rank_blocks,
+        stride,
+        slots.table.stride(0),
+        SLICES=slots.slices,
+        SPLITS=shrunk.splits,
+        PARTS=parts,
+        HEIGHT=PAIR_TILE,
+        BLOCK_R=blocks.shared_rank,
+        num_warps=4,
+        num_stages=1,
+        **launch_options(y),
+    )
+    columns = column_blocks(slots, blocks.shared_outer)
+    expand_pair_tiles[(shrunk.shared_tiles * columns,)](
+        y,
+        h,
+        slots.vectors,
+        slots.table,
+        slots.shared_b,
+        slots.pair_rank,
+        tiles,
+        rows,
+        plan.part(Part.SLOT_OF_ROW),
+        tuple(slots.slice_starts),
+        tuple(slots.out_offsets),
+        tokens,
+        columns,
+        stride,
+        y.stride(0),
+        slots.table.stride(0),
+        slots.shared_b.stride(0),
+        slots.shared_b.stride(1),
+        SLICES=slots.slices,
+        PARTS=parts,
+        ALIGNED=are_aligned(slots),
+        HEIGHT=PAIR_TILE,
+        BLOCK_R=blocks.shared_rank,
+        BLOCK_N=blocks.shared_outer,
+        STAGES=blocks.shared_stages,
+        num_warps=blocks.shared_warps,
+        num_stages=1,
+        **launch_options(y),
     )

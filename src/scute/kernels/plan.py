@@ -12,6 +12,8 @@ from scute.kernels.routes import Part, Route
 SMALL_TILE = 16
 LARGE_TILE = 32
 HEIGHTS = (SMALL_TILE, LARGE_TILE)
+PAIR_HEIGHTS = (SMALL_TILE, 64)
+"""Rows per tile of a shared pair, by tile height: its ranks are many, so a large tile reads its factors less often."""
 RANK_CHUNKS = (16, 64)
 """Ranks that one work item of the shrink covers, by tile height: a longer rank is shared out over several."""
 
@@ -69,7 +71,7 @@ class BatchPlan:
       SLOT_OF_ROW [max_tokens]          slot of every row of the batch; -1 for base rows and past the end
       SHARED_ROWS [max_tokens]          rows whose slot has a shared pair, sorted by pair
       TILES_* [n, 3]                    (slot, first position in ROWS, count), count <= 16 or 32; 0 if unused
-      SHARED_TILES_* [n, 3]             (pair, first position in SHARED_ROWS, count)
+      SHARED_TILES_* [n, 3]             (pair, first position in SHARED_ROWS, count), count <= 16 or 64
       SHRINK_* [n, 4]                   (slot, or -1 - pair; first; count; first rank): some ranks of a tile
       ROTATED_* [n, 3]                  the TILES whose slot rotates the input of any layer
     Entries of ROWS and SHARED_ROWS past the last tile are undefined. The small lists of a batch that is too large for
@@ -89,7 +91,7 @@ class BatchPlan:
         for size, (height, chunk) in enumerate(zip(HEIGHTS, RANK_CHUNKS, strict=True)):
             tokens = min(max_tokens, _SMALL_BATCH) if height == SMALL_TILE else max_tokens
             tiles = tile_count(tokens, height, slots)
-            shared_tiles = tile_count(tokens, height, pairs)
+            shared_tiles = tile_count(tokens, PAIR_HEIGHTS[size], pairs)
             sizes[Part(Part.TILES_SMALL + size)] = 3 * tiles
             sizes[Part(Part.SHARED_TILES_SMALL + size)] = 3 * shared_tiles
             items = shrink_items(tiles, max_rank, shared_tiles, shared_rank, chunk)
@@ -157,7 +159,7 @@ class BatchPlan:
 
         rotated: by slot; None if no slot of the batch rotates.
         """
-        tiles = _cut(segments, HEIGHTS[size])
+        tiles = _cut(segments, np.where(segments[:, 0] < 0, PAIR_HEIGHTS[size], HEIGHTS[size]))
         _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(tiles, RANK_CHUNKS[size]))
         own = np.count_nonzero(tiles[:, 0] >= 0)  # the slots' tiles come before the pairs'
         own_tiles, shared_tiles = tiles[:own, :3], tiles[own:, :3]
@@ -190,14 +192,16 @@ def _segments(names: Counts, counts: Counts, ranks: Ints) -> Records:
     return np.array((names, counts.cumsum() - counts, counts, ranks), dtype=np.int64).T
 
 
-def _cut(segments: Records, height: int) -> Records:
-    """Cut every segment into tiles of at most `height` rows."""
-    if segments[:, 2].max() <= height:  # as in most decode batches
+def _cut(segments: Records, heights: Counts) -> Records:
+    """Cut every segment into tiles of at most its height's rows."""
+    pieces = -(-segments[:, 2] // heights)
+    if pieces.max() == 1:  # as in most decode batches
         return segments
-    tiles, number = _repeat(segments, -(-segments[:, 2] // height))
-    offset = number * height
+    tiles, number = _repeat(segments, pieces)
+    heights = heights.repeat(pieces)
+    offset = number * heights
     tiles[:, 1] += offset
-    tiles[:, 2] = np.minimum(tiles[:, 2] - offset, height)
+    tiles[:, 2] = np.minimum(tiles[:, 2] - offset, heights)
     return tiles
 
 

@@ -1,4 +1,4 @@
-"""The shrink of a prefill batch, where every adapter has many rows: matrix units on tiles of 32 rows."""
+"""The shrink of a prefill batch, where every adapter has many rows: matrix units on tiles of many rows."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -34,6 +34,7 @@ def shrink_tiles(
     SPLIT_WIDTH: tl.constexpr,
     SHARED: tl.constexpr,
     HEIGHT: tl.constexpr,
+    PAIR_HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     SHARED_BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -49,26 +50,28 @@ def shrink_tiles(
     item = items + tl.program_id(0) * 4
     split = tl.program_id(1)
     slice_index = tl.program_id(2)
-    segment = tl.load(item)
-    first = tl.load(item + 1)
-    count = tl.load(item + 2)
-    rank_start = tl.load(item + 3)
-    lane = tl.arange(0, HEIGHT)
-    row_mask = lane < count
+    segment = field(item, 0)
+    first = field(item, 1)
+    count = field(item, 2)
+    rank_start = field(item, 3)
     # The plan is the batch's: it has items of pairs for a layer that serves none, too.
     if segment < 0:
         if SHARED:  # noqa: SIM102 - decided when it is compiled
             if (count > 0) & (slice_index == 0):
                 pair = (-1 - segment).to(tl.int64)
+                lane = tl.arange(0, PAIR_HEIGHT)
+                row_mask = lane < count
                 row = tl.load(shared_rows + first + lane, mask=row_mask, other=0).to(tl.int64)
                 out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_shared_partial
                 _shrink_chunk(
                     x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
                     min(tl.load(pair_rank + pair), rank_start + CHUNK), split, in_features, stride_x,
-                    SPLIT_WIDTH, HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
+                    SPLIT_WIDTH, PAIR_HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
                 )  # fmt: skip
     elif count > 0:
         entry = entry_of(table, segment, slice_index, stride_slot)
+        lane = tl.arange(0, HEIGHT)
+        row_mask = lane < count
         row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
         out = partial + ((split.to(tl.int64) * SLICES + slice_index) * tokens + row[:, None]) * stride_partial
         _shrink_chunk(

@@ -66,47 +66,88 @@ def rotate_tile(
     """x + x D for one tile of a slot.
 
     WIDEST: the engine's widest rotation block where that is a size of matrix units and divides COLUMNS, else 0. Blocks
-    of this width are multiplied one by one; others BLOCK columns of x at a time. There a block of columns multiplies
-    the columns of x that its rotation blocks reach. Elements of D outside those blocks count as zero, so the width
-    need not divide BLOCK nor the other way round.
+    of this width are multiplied one by one; of others, a block of columns multiplies the columns of x that its rotation
+    blocks reach, so the width need not divide BLOCK nor the other way round.
     """
-    slot = tl.load(tile)
-    first = tl.load(tile + 1)
-    count = tl.load(tile + 2)
-    if count == 0:
-        return
-    entry = entry_of(table, slot, slice_index, stride_slot)
-    w = field(entry, WIDTH)
-    rotation = piece(factors, field(entry, ROTATION))
-    lane = tl.arange(0, HEIGHT)
-    row_mask = lane < count
-    row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+    slot = field(tile, 0)
+    first = field(tile, 1)
+    count = field(tile, 2)
+    if count > 0:
+        entry = entry_of(table, slot, slice_index, stride_slot)
+        w = field(entry, WIDTH)
+        rotation = piece(factors, field(entry, ROTATION))
+        lane = tl.arange(0, HEIGHT)
+        row_mask = lane < count
+        row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+        if w == 0:
+            column = columns_start + tl.arange(0, COLUMNS)
+            mask = row_mask[:, None] & (column < in_features)[None, :]
+            if PDL:
+                gdc_wait()
+            values = tl.load(x + row[:, None] * stride_x + column[None, :], mask=mask, other=0.0)
+            tl.store(out + row[:, None] * in_features + column[None, :], values, mask=mask)
+        elif WIDEST > 0 and w == WIDEST:
+            _rotate_units(
+                out, x, rotation, row, row_mask, columns_start, in_features, stride_x, COLUMNS, WIDEST, PDL
+            )  # fmt: skip
+        else:
+            _rotate_columns(
+                out, x, rotation, w, row, row_mask, columns_start, in_features, stride_x, HEIGHT, BLOCK, COLUMNS, PDL
+            )  # fmt: skip
+
+
+@triton.jit
+def _rotate_units(
+    out,
+    x,
+    rotation,
+    row,
+    row_mask,
+    columns_start,
+    in_features,
+    stride_x,
+    COLUMNS: tl.constexpr,
+    WIDTH_OF_UNIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Blocks that are as wide as a matrix unit, one by one."""
+    block = tl.arange(0, COLUMNS // WIDTH_OF_UNIT)[:, None, None]
+    i, j = tl.arange(0, WIDTH_OF_UNIT)[None, :, None], tl.arange(0, WIDTH_OF_UNIT)[None, None, :]
+    n = columns_start // WIDTH_OF_UNIT + block
+    d_blocks = tl.load(
+        rotation + n.to(tl.int64) * (WIDTH_OF_UNIT * WIDTH_OF_UNIT) + i * WIDTH_OF_UNIT + j,
+        mask=n * WIDTH_OF_UNIT < in_features,
+        other=0.0,
+    )
+    at = columns_start + block * WIDTH_OF_UNIT + j
+    rows_at = row[None, :, None]
+    mask = row_mask[None, :, None] & (at < in_features)
+    if PDL:
+        gdc_wait()
+    x_blocks = tl.load(x + rows_at * stride_x + at, mask=mask, other=0.0)
+    total = x_blocks.to(tl.float32) + tl.dot(x_blocks, d_blocks, input_precision="ieee")
+    tl.store(out + rows_at * in_features + at, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rotate_columns(
+    out,
+    x,
+    rotation,
+    w,
+    row,
+    row_mask,
+    columns_start,
+    in_features,
+    stride_x,
+    HEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Blocks of any width w, BLOCK columns at a time: elements of D outside the blocks count as zero."""
     x_row = x + row[:, None] * stride_x
     out_row = out + row[:, None] * in_features
-    if w == 0:
-        column = columns_start + tl.arange(0, COLUMNS)
-        mask = row_mask[:, None] & (column < in_features)[None, :]
-        if PDL:
-            gdc_wait()
-        tl.store(out_row + column[None, :], tl.load(x_row + column[None, :], mask=mask, other=0.0), mask=mask)
-        return
-    if WIDEST > 0 and w == WIDEST:
-        block = tl.arange(0, COLUMNS // WIDEST)[:, None, None]
-        i, j = tl.arange(0, WIDEST)[None, :, None], tl.arange(0, WIDEST)[None, None, :]
-        n = columns_start // WIDEST + block
-        d_blocks = tl.load(
-            rotation + n.to(tl.int64) * (WIDEST * WIDEST) + i * WIDEST + j, mask=n * WIDEST < in_features, other=0.0
-        )
-        at = columns_start + block * WIDEST + j
-        rows_at = row.to(tl.int64)[None, :, None]
-        mask = row_mask[None, :, None] & (at < in_features)
-        if PDL:
-            gdc_wait()
-        x_blocks = tl.load(x + rows_at * stride_x + at, mask=mask, other=0.0)
-        turned = tl.dot(x_blocks, d_blocks, input_precision="ieee")
-        total = x_blocks.to(tl.float32) + turned
-        tl.store(out + rows_at * in_features + at, total.to(out.dtype.element_ty), mask=mask)
-        return
     if PDL:
         gdc_wait()
     for first_column in range(columns_start, min(columns_start + COLUMNS, in_features), BLOCK):

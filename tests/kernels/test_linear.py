@@ -1,0 +1,73 @@
+"""A whole layer: rotation, base GEMM, shrink and expand, in the launches that its batch gets."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from kernel_cases import (
+    PROJECTIONS,
+    ROTATIONS,
+    TOGETHER,
+    Case,
+    Spec,
+    Truth,
+    assert_close,
+    assert_same_bits,
+    batch,
+    build,
+)
+
+from scute.kernels import launch
+
+# Triton's interpreter multiplies the bits of bfloat16.
+DTYPES = [torch.float16, torch.float32, *([torch.bfloat16] if torch.cuda.is_available() else [])]
+SPECS = [
+    *PROJECTIONS,
+    *(replace(spec, name=f"turned-{spec.name}") for spec in ROTATIONS),
+    *(replace(spec, name=f"together-{spec.name}") for spec in TOGETHER),
+    Spec("more-than-one-tile", 48, (16, 8, 8), TOGETHER[0].adapters, batch(90, 11), padding=3, pair_ranks=(5, 12)),
+    Spec("few-of-many", 40, (24, 8), TOGETHER[0].adapters[:8], (1,) * 33 + (6, 4, -1), padding=5, pair_ranks=(5, 140)),
+]
+
+
+def exact(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the layer gives, in float64, and the sum of the absolute values of all terms."""
+    weight, bias = case.weight.cpu().double(), case.bias.cpu().double()
+
+    def run(truth: Truth, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        inputs = truth.rotate()
+        parts = [
+            inputs[i] @ weight[start:end].T + bias[start:end]
+            for i, (start, end) in enumerate(pairwise(case.layer["slice_starts"]))
+        ]
+        return replace(truth, y=torch.cat(parts, dim=1)).adapt()
+
+    return run(case.truth, weight, bias), run(case.truth.absolute(), weight.abs(), bias.abs())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_linear(spec: Spec, dtype: torch.dtype):
+    case = build(spec, dtype)
+    y = launch.linear(*case.linear_args())
+    expected, magnitude = exact(case)
+    real = slice(0, len(spec.slot_of_token))
+    # A rotated row is rounded before the GEMM, and so is the base model's row where the expand is a launch of its own.
+    rounded = torch.finfo(dtype).eps / 2 * magnitude
+    assert_close(y[real], expected[real], (2**20 * rounded + magnitude)[real])
+    assert_same_bits(y[real], launch.linear(*case.linear_args())[real])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype):
+    """Its adapter's chunks are elsewhere in the list then, beside those of other adapters."""
+    spec = Spec("alone", 64, (32, 16), TOGETHER[0].adapters[:8], batch(30, 8, 2), pair_ranks=(5, 40))
+    full = build(spec, dtype)
+    y = launch.linear(*full.linear_args())
+    for slot in range(8):
+        kept = [row for row, owner in enumerate(spec.slot_of_token) if owner == slot]
+        alone = replace(spec, slot_of_token=tuple(o if o == slot else -1 for o in spec.slot_of_token))
+        case = build(alone, dtype)
+        case.layer, case.x, case.weight, case.bias = full.layer, full.x, full.weight, full.bias
+        assert_same_bits(launch.linear(*case.linear_args())[kept], y[kept])
