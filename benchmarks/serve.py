@@ -28,7 +28,7 @@ def main() -> None:
     run.set_defaults(command=_run)
     run.add_argument("--plan", nargs="+", default=["pools"], help="plans of serving/plans.py, one after the other")
     run.add_argument("--engines", nargs="+", help="only these engines of the plans")
-    run.add_argument("--cells", nargs="+", help="only cells whose name contains one of these texts")
+    run.add_argument("--cells", nargs="+", help="only cells whose name one of these regular expressions finds")
     run.add_argument("--model", choices=["tiny", "llama-8b"], default="llama-8b")
     run.add_argument("--layers", type=int, help="fewer layers than the model has")
     run.add_argument("--dtype", help="float16 on a GPU and float32 on a CPU if not given")

@@ -1,5 +1,6 @@
 """What a run measures: engines that share the GPU, and cells in order of importance."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -98,10 +99,10 @@ def engines_of(plan: Plan) -> tuple[str, ...]:
 
 
 def narrowed(plan: Plan, engines: Sequence[str] | None, cells: Sequence[str] | None) -> Plan:
-    """The plan with the arms of these engines alone, and the cells whose names contain one of these texts."""
+    """The plan with the arms of these engines alone, and the cells in whose names one of these patterns is found."""
     blocks = []
     for block in plan:
-        kept = [c for c in block.cells if cells is None or any(text in c.name for text in cells)]
+        kept = [c for c in block.cells if cells is None or any(re.search(pattern, c.name) for pattern in cells)]
         kept = [replace(c, arms=tuple(a for a in c.arms if engines is None or a[0] in engines)) for c in kept]
         blocks.append(replace(block, cells=tuple(cell for cell in kept if cell.arms)))
     return [block for block in blocks if block.cells]
