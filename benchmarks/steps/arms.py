@@ -87,7 +87,7 @@ class ScuteArm:
     def step(self) -> list[Tensor]:
         work = self.workload
         out = [
-            torch.ops.scute.linear(work.x[kind], weight, None, *layer.slots, *self.plan)
+            torch.ops.scute.linear(work.x[kind], weight, None, *layer.slots, self.plan.buffer)
             for (kind, weight), layer in zip(work.by_kind(), self.pool.layers, strict=True)
         ]
         return out[-len(work.shapes) :]
@@ -96,8 +96,8 @@ class ScuteArm:
         work = self.workload
         for (kind, _), layer in zip(work.by_kind(), self.pool.layers, strict=True):
             if layer.slots.rotation_width:
-                torch.ops.scute.rotate(work.x[kind], *layer.slots, *self.plan)
-            torch.ops.scute.adapt(work.y[kind], work.x[kind], *layer.slots, *self.plan)
+                torch.ops.scute.rotate(work.x[kind], *layer.slots, self.plan.buffer)
+            torch.ops.scute.adapt(work.y[kind], work.x[kind], *layer.slots, self.plan.buffer)
         return work.y
 
     def check(self) -> Verdict:
@@ -110,8 +110,8 @@ class ScuteArm:
             before = torch.empty_like(work.y[kind]).normal_()
             after = before.clone()
             with poisoned():
-                torch.ops.scute.adapt(after, x, *layer.slots, *self.plan)
-                projected = torch.ops.scute.linear(x, weight, None, *layer.slots, *self.plan)
+                torch.ops.scute.adapt(after, x, *layer.slots, self.plan.buffer)
+                projected = torch.ops.scute.linear(x, weight, None, *layer.slots, self.plan.buffer)
             x_rows = x[rows].double()
             verdicts.append(
                 compare(layer, rows, after, adapted_rows(layer, self.pool, slots, x_rows, before[rows].double()))

@@ -145,7 +145,7 @@ class Routes:
     def _adapt(self, arm: ScuteArm, layers: range) -> None:
         for index in layers:
             slots = arm.pool.layers[index].slots
-            torch.ops.scute.adapt(self.work.y[0], self.work.x[0], *slots, *arm.plan)
+            torch.ops.scute.adapt(self.work.y[0], self.work.x[0], *slots, arm.plan.buffer)
 
     def _plain(self, layers: range) -> None:
         self._adapt(self.lora, layers)

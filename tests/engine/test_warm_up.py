@@ -21,7 +21,7 @@ from scute.engine.layers import ScuteLinear
 from scute.engine.model_manager import ScuteModelManager
 from scute.engine.warm_up import Batch, Kind, batches
 from scute.kernels import launch
-from scute.kernels.arguments import Plan, Slots
+from scute.kernels.arguments import Slots
 from scute.kernels.plan import BatchPlan, Residents, tile_height
 from scute.kernels.routes import FIELDS, Route
 from scute.kernels.sizes import gemm_blocks
@@ -81,17 +81,17 @@ class Layer(ScuteLinear):
             RANK,
             width,
         )
-        self.plan = Plan(plan.buffer, plan.offsets, plan.live)
+        self.plan = plan
 
     def serve(self, rows: int) -> None:
         """What the forward of the layer does with a batch."""
         x = torch.zeros(rows, self.input_size)
         if self.has_plain_weight:
-            torch.ops.scute.linear(x, self.base_layer.weight, self.base_layer.bias, *self.slots, *self.plan)
+            torch.ops.scute.linear(x, self.base_layer.weight, self.base_layer.bias, *self.slots, self.plan.buffer)
             return
         if self.rotation_width and self.plan.is_live(Route.ROTATION):
-            torch.ops.scute.rotate(x, *self.slots, *self.plan)
-        torch.ops.scute.adapt(torch.zeros(rows, self.slots.slice_starts[-1]), x, *self.slots, *self.plan)
+            torch.ops.scute.rotate(x, *self.slots, self.plan.buffer)
+        torch.ops.scute.adapt(torch.zeros(rows, self.slots.slice_starts[-1]), x, *self.slots, self.plan.buffer)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Case:
 
     def common(self) -> tuple:
         """The parameters that every op ends with."""
-        return (*self.layer.values(), self.plan.buffer, self.plan.offsets, self.plan.live)
+        return (*self.layer.values(), self.plan.buffer)
 
     def adapt_args(self, y: Tensor) -> tuple:
         return (y, self.x, *self.common())

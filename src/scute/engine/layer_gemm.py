@@ -42,7 +42,7 @@ def layer_gemm(x: Tensor, bias: Tensor | None, key: str, out: int) -> Tensor:
     if not layer.plan.is_live(Route.ROTATION):
         return quant_method.apply(layer.base_layer, x, bias)
     flat = x.flatten(0, -2) if x.ndim > 2 else x
-    inputs = torch.ops.scute.rotate(flat, *layer.slots, *layer.plan)
+    inputs = torch.ops.scute.rotate(flat, *layer.slots, layer.plan.buffer)
     output = x.new_empty(flat.shape[0], out)
     for index, (start, end) in enumerate(pairwise(layer.slice_starts)):
         output[:, start:end] = quant_method.apply(layer.base_layer, inputs[index], bias)[:, start:end]

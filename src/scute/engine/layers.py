@@ -23,7 +23,7 @@ from scute.engine.capacity import LayerShape, Limits
 from scute.engine.layer_gemm import has_plain_weight
 from scute.engine.pairs import SharedPairs
 from scute.engine.placement import input_range, output_offsets
-from scute.kernels.arguments import Plan, Slots
+from scute.kernels.arguments import Slots
 from scute.kernels.plan import BatchPlan
 
 TRANSFORMABLE = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
@@ -37,7 +37,7 @@ class ScuteLinear:
     """
 
     slots: Slots
-    plan: Plan
+    plan: BatchPlan
     first_slice: int
     part_sizes: tuple[int, ...]
     slice_starts: list[int]
@@ -85,7 +85,7 @@ class ScuteLinear:
             limits.rank,
             self.rotation_width,
         )
-        self.plan = Plan(plan.buffer, plan.offsets, plan.live)
+        self.plan = plan
 
     @property
     def accepts_rotation(self: Any) -> bool:
@@ -95,7 +95,7 @@ class ScuteLinear:
     def _apply_sync(self: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.has_plain_weight:
             flat = x.flatten(0, -2) if x.ndim > 2 else x
-            output = torch.ops.scute.linear(flat, self.base_layer.weight, bias, *self.slots, *self.plan)
+            output = torch.ops.scute.linear(flat, self.base_layer.weight, bias, *self.slots, self.plan.buffer)
             return output.view(*x.shape[:-1], -1) if x.ndim > 2 else output
         if self.rotation_width:
             output = torch.ops.scute.layer_gemm(x, bias, self.gemm_key, self.slice_starts[-1])
@@ -107,7 +107,7 @@ class ScuteLinear:
         shape = output.shape
         if output.ndim > 2:
             x, output = x.flatten(0, -2), output.flatten(0, -2)
-        torch.ops.scute.adapt(output, x, *self.slots, *self.plan)
+        torch.ops.scute.adapt(output, x, *self.slots, self.plan.buffer)
         return output.view(shape)
 
 

@@ -92,7 +92,7 @@ def run(manager: "ScuteModelManager") -> None:
 @torch.no_grad()
 def _run(layer: Any, batch: Batch) -> None:
     """What the layer does with a batch, on rows of zeros."""
-    factors, arguments = layer.slots.factors, (*layer.slots, *layer.plan)
+    factors, arguments = layer.slots.factors, (*layer.slots, layer.plan.buffer)
     x = torch.zeros(batch.rows, layer.input_size, dtype=factors.dtype, device=factors.device)
     if layer.has_plain_weight:  # which vLLM may keep on the host between forwards
         weight, bias = layer.base_layer.weight.to(x.device), _bias_of(layer)

@@ -1,10 +1,10 @@
-"""The parameters that every op has in common, as records (`scute.kernels.ops` documents each)."""
+"""The parameters that every op has in common (`scute.kernels.ops` documents each)."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from scute.kernels.routes import Part, Route
+from scute.kernels.plan import BatchPlan, plan_of
 
 
 class Slots(NamedTuple):
@@ -27,28 +27,7 @@ class Slots(NamedTuple):
         return len(self.out_offsets)
 
 
-class Plan(NamedTuple):
-    """The plan of one step."""
-
-    buffer: Tensor
-    offsets: list[int]
-    live: Tensor
-
-    def tiles(self, route: Route, bound: int) -> int:
-        """Tiles that a launch of the route has to cover; bound: the most that its rows could have."""
-        return min(bound, int(self.live.tolist()[route]))
-
-    def is_live(self, route: Route) -> bool:
-        """Read when the op runs: the values change from step to step."""
-        return bool(self.live.tolist()[route])
-
-    def part(self, part: Part) -> Tensor:
-        """One list of the plan, int32, flat."""
-        end = self.offsets[part + 1] if part + 1 < len(self.offsets) else len(self.buffer)
-        return self.buffer[self.offsets[part] : end]
-
-
-def unpack(arguments: tuple[object, ...]) -> tuple[Slots, Plan]:
-    """The two groups of parameters that every op ends with."""
-    count = len(Slots._fields)
-    return Slots._make(arguments[:count]), Plan._make(arguments[count:])
+def unpack(arguments: tuple[object, ...]) -> tuple[Slots, BatchPlan]:
+    """What every op ends with: the slots' parameters, and the buffer of a plan."""
+    *slots, buffer = arguments
+    return Slots._make(slots), plan_of(cast("Tensor", buffer))

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from scute.kernels import launch_decode, launch_prefill, sizes
-from scute.kernels.arguments import Plan, Slots, unpack
+from scute.kernels.arguments import Slots, unpack
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
 from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
-from scute.kernels.plan import HEIGHTS, SMALL_TILE, tile_count, tile_height
+from scute.kernels.plan import HEIGHTS, SMALL_TILE, BatchPlan, tile_count, tile_height
 from scute.kernels.rotate import rotate as rotate_kernel
 from scute.kernels.routes import Part, Route
 
@@ -60,7 +60,7 @@ def rotate(x: Tensor, *arguments: object) -> Tensor:
     return out
 
 
-def _rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: Plan) -> Tensor:
+def _rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: BatchPlan) -> Tensor:
     """The base GEMM slice by slice, on one copy of x in which the rows of rotating slots change from slice to slice."""
     turned = x.clone(memory_format=torch.contiguous_format)
 
@@ -72,7 +72,7 @@ def _rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots,
     return sliced_linear(inputs(), weight, bias, slots.slice_starts)
 
 
-def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: Plan, first_slice: int) -> None:
+def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: BatchPlan, first_slice: int) -> None:
     """Write the rows of rotating slots, for slice `first_slice` to out[0], for the next to out[1], and so on."""
     tokens, in_features = x.shape
     blocks = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
@@ -135,7 +135,7 @@ def _fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Sl
     return y
 
 
-def _without_idle_pairs(slots: Slots, plan: Plan) -> Slots:
+def _without_idle_pairs(slots: Slots, plan: BatchPlan) -> Slots:
     """Without shared pairs where no row needs one: neither is read then."""
     if plan.is_live(Route.SHARED):
         return slots

@@ -7,13 +7,13 @@ import triton
 from torch import Tensor
 
 from scute.kernels import sizes
-from scute.kernels.arguments import Plan, Slots
+from scute.kernels.arguments import Slots
 from scute.kernels.blocks import DecodeBlocks, round_up
 from scute.kernels.decode_expand import expand_rows
 from scute.kernels.decode_shrink import shrink_rows
 from scute.kernels.decode_turn import turn_and_shrink
 from scute.kernels.grid import are_aligned, column_blocks, launch_options, unit_width
-from scute.kernels.plan import RANK_CHUNKS, SMALL_TILE, shrink_items, tile_count
+from scute.kernels.plan import RANK_CHUNKS, SMALL_TILE, BatchPlan, shrink_items, tile_count
 from scute.kernels.routes import Part, Route
 
 COPY_ROWS = 16
@@ -38,7 +38,7 @@ class Shrunk(NamedTuple):
     blocks: DecodeBlocks
 
 
-def shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
+def shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     """One launch for all slots and pairs."""
     shrunk = _room_for(x, slots, plan)
     parts, launched, items = _shrink_grid(shrunk, slots)
@@ -65,7 +65,7 @@ def shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
     return shrunk
 
 
-def rotate_with_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Shrunk]:
+def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor, Shrunk]:
     """([slices, T, in] as the op `rotate` gives it, what `shrink` gives), in one launch."""
     tokens, in_features = x.shape
     shrunk = _room_for(x, slots, plan)
@@ -113,7 +113,7 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Shr
     return out, shrunk
 
 
-def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
+def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
     """One launch for all slots and pairs."""
     blocks = shrunk.blocks
     own_blocks, shared_blocks = column_blocks(slots, blocks.outer), column_blocks(slots, blocks.shared_outer)
@@ -161,7 +161,7 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
     )
 
 
-def _room_for(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
+def _room_for(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     tokens, in_features = x.shape
     pairs, shared_rank, _ = slots.shared_a.shape
     blocks = sizes.decode_blocks(in_features, slots.slice_starts[-1], shared_rank, x.element_size())

@@ -7,10 +7,10 @@ import triton
 from torch import Tensor
 
 from scute.kernels import sizes
-from scute.kernels.arguments import Plan, Slots
+from scute.kernels.arguments import Slots
 from scute.kernels.blocks import PrefillBlocks, round_up
 from scute.kernels.grid import are_aligned, column_blocks, launch_options
-from scute.kernels.plan import LARGE_TILE, PAIR_HEIGHTS, RANK_CHUNKS, shrink_items, tile_count
+from scute.kernels.plan import LARGE_TILE, PAIR_HEIGHTS, RANK_CHUNKS, BatchPlan, shrink_items, tile_count
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
 from scute.kernels.prefill_shrink import shrink_tiles
@@ -36,7 +36,7 @@ class Shrunk(NamedTuple):
     blocks: PrefillBlocks
 
 
-def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
+def adapt(y: Tensor, x: Tensor, slots: Slots, plan: BatchPlan) -> None:
     """Shrink of all slots and pairs, then the expand of slots and that of pairs, which write different rows."""
     shrunk = _shrink(x, slots, plan)
     _expand(y, shrunk, slots, plan)
@@ -44,7 +44,7 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: Plan) -> None:
         _expand_pairs(y, shrunk, slots, plan)
 
 
-def _shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
+def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     tokens, in_features = x.shape
     pairs, shared_rank, _ = slots.shared_a.shape
     blocks = sizes.prefill_blocks(in_features, slots.max_rank, shared_rank, x.element_size())
@@ -100,7 +100,7 @@ def _shrink(x: Tensor, slots: Slots, plan: Plan) -> Shrunk:
     return shrunk
 
 
-def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
+def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
     blocks = shrunk.blocks
     columns = column_blocks(slots, blocks.outer * blocks.steps)
     expand_tiles[(shrunk.tiles * columns,)](
@@ -139,7 +139,7 @@ def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
     )
 
 
-def _expand_pairs(y: Tensor, shrunk: Shrunk, slots: Slots, plan: Plan) -> None:
+def _expand_pairs(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
     blocks, tokens, parts = shrunk.blocks, len(y), 1 if y.dtype == torch.float32 else 2
     tiles, rows = plan.part(Part.SHARED_TILES_LARGE), plan.part(Part.SHARED_ROWS)
     stride = shrunk.stride_shared_partial

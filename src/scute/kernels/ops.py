@@ -5,7 +5,7 @@ outputs of a layer (q, k, v | gate, up | one). x [T, in] and y [T, out] are floa
 of both is contiguous. Arithmetic is float32 and every element is rounded once, when it is written.
 
 What the adapters own lies in one arena of bytes, in pieces that start at multiples of `UNIT_BYTES`; the table says
-where. Every op takes the same two groups of parameters.
+where. Every op ends with the same parameters.
 
   factors, vectors                 the arena, viewed in the dtype of x and in float32
   table [slots, slices, FIELDS]    int32, an entry for every slot and slice (`Field`); of the pieces it names,
@@ -16,7 +16,7 @@ where. Every op takes the same two groups of parameters.
     shared_b, and this layer's inputs in those of shared_a
   max_rank, rotation_width         limits; rotation_width 0 means that this layer rotates no input
 
-  plan, plan_offsets, live         buffer, offsets and live routes of a `BatchPlan`
+  plan                             buffer of a `BatchPlan`
 
 `linear`  [T, out]: x W^T + bias with each slice on its own rotated input, then what `adapt` does.
 `adapt`   y = y * scale + shift + (x A) B + (((x A_shared) * d) B_shared) * e on the rows of adapters, in place.
@@ -42,7 +42,7 @@ _SLOTS = (
     "Tensor factors, Tensor vectors, Tensor table, Tensor shared_a, Tensor shared_b, Tensor pair_rank,"
     " int[] slice_starts, int[] out_offsets, int in_offset, int max_rank, int rotation_width"
 )
-_PLAN = "Tensor plan, int[] plan_offsets, Tensor live"
+_PLAN = "Tensor plan"
 _SCHEMAS = {
     "linear": f"(Tensor x, Tensor weight, Tensor? bias, {_SLOTS}, {_PLAN}) -> Tensor",
     "adapt": f"(Tensor(a!) y, Tensor x, {_SLOTS}, {_PLAN}) -> ()",

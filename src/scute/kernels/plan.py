@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import accumulate
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,17 @@ UNBOUNDED = 2**30
 
 _SMALL_BATCH = 256
 
+_PLANS: "WeakValueDictionary[int, BatchPlan]" = WeakValueDictionary()
+
 Ints = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
 Records = npt.NDArray[np.int64]
 """[n, 4]: name of a segment (slot, or -1 - pair); its first row; rows; rank."""
+
+
+def plan_of(buffer: torch.Tensor) -> "BatchPlan":
+    """The plan with this buffer. Raises KeyError for a copy of one: nobody would write the next step to it."""
+    return _PLANS[buffer.data_ptr()]
 
 
 def tile_height(tokens: int) -> int:
@@ -79,7 +87,8 @@ class BatchPlan:
 
     live: int32 [3] on the CPU, indexed by `Route`: tiles that the passes of a route have to do at most, 0 if it need
     not run. The ops read it when they run, so a compiled graph cannot freeze it; a CUDA graph is captured with
-    `UNBOUNDED`, and its launches are for the most tiles that its rows could have.
+    `UNBOUNDED`, and its launches are for the most tiles that its rows could have. The ops are given the buffer and find
+    the plan by it (`plan_of`): torch.compile takes what an op makes from a tensor of the CPU for misaligned.
     """
 
     def __init__(
@@ -100,9 +109,11 @@ class BatchPlan:
         self._sizes = [sizes[part] for part in Part]
         self.offsets = [0, *accumulate(self._sizes)][:-1]
         self.buffer = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
+        self._parts = [self.buffer[self._place(part)] for part in Part]
         self.part(Part.SLOT_OF_ROW).fill_(-1)
         self.live = torch.zeros(len(Route), dtype=torch.int32)
         self._live = self.live.numpy()
+        _PLANS[self.buffer.data_ptr()] = self
 
     def update(
         self, slot_of_token: npt.NDArray[np.integer], residents: Residents, *, force_routes: bool = False
@@ -148,7 +159,15 @@ class BatchPlan:
 
     def part(self, part: Part) -> torch.Tensor:
         """One list of the plan, as a flat view of the device buffer."""
-        return self.buffer[self._place(part)]
+        return self._parts[part]
+
+    def is_live(self, route: Route) -> bool:
+        """Whether this step needs the route."""
+        return bool(self._live[route])
+
+    def tiles(self, route: Route, bound: int) -> int:
+        """Tiles that a launch of the route has to cover; bound: the most that its rows could have."""
+        return min(bound, int(self._live[route]))
 
     def _place(self, part: int) -> slice:
         start = self.offsets[part]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from scute.kernels.arguments import Plan, Slots, unpack
+from scute.kernels.arguments import Slots, unpack
 from scute.kernels.gemm import sliced_linear
-from scute.kernels.plan import SMALL_TILE, tile_height
+from scute.kernels.plan import SMALL_TILE, BatchPlan, tile_height
 from scute.kernels.routes import UNIT_BYTES, Field, Flag, Part, Route
 
 
@@ -77,7 +77,7 @@ def rotate(x: Tensor, *arguments: object) -> Tensor:
     return out
 
 
-def _shared_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Tensor]:
+def _shared_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor, Tensor]:
     """(x A_shared [T, shared rank], pair of every row [T]) for the rows that have a shared pair."""
     values = torch.zeros(x.shape[0], slots.shared_a.shape[1], dtype=_wide(x[:0]).dtype)
     pair_of_row = torch.full((x.shape[0],), -1)
@@ -89,7 +89,7 @@ def _shared_shrink(x: Tensor, slots: Slots, plan: Plan) -> tuple[Tensor, Tensor]
     return values, pair_of_row
 
 
-def _segments(x: Tensor, plan: Plan, tiles: Part, rows: Part) -> Iterator[tuple[int, Tensor]]:
+def _segments(x: Tensor, plan: BatchPlan, tiles: Part, rows: Part) -> Iterator[tuple[int, Tensor]]:
     """The tiles of the batch, those of one segment merged: (segment, its rows). tiles: the list of small tiles."""
     if tile_height(x.shape[0]) != SMALL_TILE:
         tiles = Part(tiles + 1)

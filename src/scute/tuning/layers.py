@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scute.kernels.arguments import Plan, Slots
+from scute.kernels.arguments import Slots
 from scute.kernels.plan import BatchPlan, Residents
 from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag, units_of
 
@@ -101,7 +101,7 @@ class Pool:
         self.shared_a, self.shared_b, self.pair_rank = self._draw_pair(shapes)
         self.layers = list(self._make_layers(order, places))
 
-    def plan(self, max_tokens: int, slot_of_token: Sequence[int]) -> Plan:
+    def plan(self, max_tokens: int, slot_of_token: Sequence[int]) -> BatchPlan:
         """The plan of a batch whose row i belongs to slot slot_of_token[i]; -1: to the base model."""
         pairs = len(self.pair_rank)
         plan = BatchPlan(max_tokens, len(self.adapters), pairs, self.max_rank, self.shared_rank, self.device)
@@ -114,7 +114,7 @@ class Pool:
         plan.update(np.asarray(slot_of_token), residents)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return Plan(plan.buffer, plan.offsets, plan.live)
+        return plan
 
     def _draw_pair(self, shapes: Sequence[LayerShape]) -> tuple[Tensor, Tensor, Tensor]:
         rank, pairs = self.shared_rank, 1 if self.shared_rank else 0

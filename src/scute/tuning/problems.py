@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from scute.kernels import launch, sizes
-from scute.kernels.arguments import Plan
+from scute.kernels.plan import BatchPlan
 from scute.tuning.layers import Adapter, Layer, LayerShape, Pool
 from scute.tuning.truth import Verdict, adapted_rows, compare, poisoned, projected_rows
 
@@ -52,7 +52,7 @@ class Instance:
         self.pool = Pool(pool_of, [problem.shape], copies, problem.dtype, device, shared_rank=problem.shared_rank)
         runs = max(1, problem.tokens // 32) if problem.tokens > 256 else 1
         self.slots = [row // runs % problem.tenants for row in range(problem.tokens)]
-        self.plan: Plan = self.pool.plan(problem.tokens, self.slots)
+        self.plan: BatchPlan = self.pool.plan(problem.tokens, self.slots)
         random = torch.Generator(device).manual_seed(1)
         size = problem.shape.out_features, problem.shape.in_features
         self.x = torch.randn(problem.tokens, size[1], dtype=problem.dtype, device=device, generator=random)
@@ -78,8 +78,8 @@ class Instance:
 
     def _run(self, layer: Layer, index: int, y: torch.Tensor) -> torch.Tensor:
         if self.weights:
-            return launch.linear(self.x, self.weights[index], None, *layer.slots, *self.plan)
-        launch.adapt(y, self.x, *layer.slots, *self.plan)
+            return launch.linear(self.x, self.weights[index], None, *layer.slots, self.plan.buffer)
+        launch.adapt(y, self.x, *layer.slots, self.plan.buffer)
         return y
 
     def _exact(self) -> torch.Tensor:
