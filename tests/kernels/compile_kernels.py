@@ -77,7 +77,7 @@ def kernels(size: int, slices: int, aligned: bool):
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
     yield "shrink rows", shrink_rows, shrink | {"PARTS": 4}, few.shrink_warps
-    yield "turn rows", turn_and_shrink, shrink | turn | {"COPY_ROWS": 16, "TILES": 8}, few.shrink_warps
+    yield "turn rows", turn_and_shrink, shrink | turn | {"SLICES": slices, "COPY_ROWS": 16, "TILES": 8}, few.shrink_warps
     yield "expand rows", expand_rows, columns | {
         "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,

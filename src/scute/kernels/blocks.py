@@ -109,5 +109,9 @@ def _power_of_2(value: int) -> int:
     return max(16, 1 << (value - 1).bit_length())
 
 
+def ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
 def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    return ceil_div(value, multiple) * multiple

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from scute.kernels.device import RANK, A, entry_of, field, is_used, piece, row_at
+from scute.kernels.device import RANK, A, Number, entry_of, field, is_used, piece, row_at
 
-LANES = tl.constexpr(4)
+LANES = Number(4)
 
 
 @triton.jit(do_not_specialize=["tokens", "items_end"])

@@ -11,7 +11,7 @@ from scute.kernels.device import WIDTH, entry_of, is_used
 from scute.kernels.rotate import rotate_tile
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles_end", "copies_end", "turn_programs", "items_launched", "items_end"])
+@triton.jit(do_not_specialize=["tokens", "tiles_end", "items_launched", "items_end"])
 def turn_and_shrink(
     out,
     x,
@@ -28,12 +28,10 @@ def turn_and_shrink(
     shared_h,
     tokens,
     tiles_end,
-    copies_end,
-    turn_programs,
     items_launched,
     items_end,
-    column_blocks,
     parts,
+    column_blocks,
     in_features,
     stride_h,
     stride_shared_h,
@@ -41,6 +39,7 @@ def turn_and_shrink(
     stride_slot,
     stride_pair,
     stride_shared,
+    SLICES: tl.constexpr,
     SHARED: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
     SHARED_BLOCK_K: tl.constexpr,
@@ -58,16 +57,29 @@ def turn_and_shrink(
 ):
     """out[slice] = x R, or x where a row's slot does not rotate the slice; h as `shrink_rows` writes it.
 
-    Grid: for every slice TILES programs for the tiles of rotating slots, then groups of rows to copy, columns fastest;
-    then the shrink's. How many tiles and items there are is not known when a graph is captured: programs look for more.
+    Grid: the shrink's items and parts, which take longest, for every slice; then for every slice TILES programs for the
+    tiles of rotating slots, and after those groups of rows to copy, columns fastest. How many tiles and items there are
+    is not known when a graph is captured: programs look for more.
     """
     if PDL:
         gdc_launch_dependents()
     program = tl.program_id(0)
-    if program < turn_programs:
-        slice_index = program // (column_blocks * copies_end)
+    shrink_programs = parts * items_launched * SLICES
+    if program < shrink_programs:
+        item = program // parts % items_launched
+        while is_used(items, item, items_end, 4):
+            shrink_part(
+                x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows,
+                h, shared_h, program % parts, program // (parts * items_launched), tokens, in_features,
+                stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared,
+                SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+            )  # fmt: skip
+            item += items_launched
+    else:
+        program -= shrink_programs
         first_column = program % column_blocks * COLUMNS
-        part = program // column_blocks % copies_end
+        slice_index = program // column_blocks % SLICES
+        part = program // (column_blocks * SLICES)
         out += slice_index.to(tl.int64) * tokens * in_features
         if part < TILES:
             while is_used(rotated_tiles, part, tiles_end, 3):
@@ -81,17 +93,6 @@ def turn_and_shrink(
                 out, x, table, slot_of_row, (part - TILES) * COPY_ROWS, slice_index, first_column, tokens,
                 in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, PDL,
             )  # fmt: skip
-    else:
-        program -= turn_programs
-        item = program // parts % items_launched
-        while is_used(items, item, items_end, 4):
-            shrink_part(
-                x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows,
-                h, shared_h, program % parts, program // (parts * items_launched), tokens, in_features,
-                stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared,
-                SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
-            )  # fmt: skip
-            item += items_launched
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()

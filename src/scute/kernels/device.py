@@ -7,23 +7,31 @@ import triton.language as tl
 
 from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag
 
-RANK = tl.constexpr(int(Field.RANK))
-FLAGS = tl.constexpr(int(Field.FLAGS))
-A = tl.constexpr(int(Field.A))
-B = tl.constexpr(int(Field.B))
-SCALE_AT = tl.constexpr(int(Field.SCALE))
-SHIFT_AT = tl.constexpr(int(Field.SHIFT))
-D = tl.constexpr(int(Field.D))
-E = tl.constexpr(int(Field.E))
-ROTATION = tl.constexpr(int(Field.ROTATION))
-WIDTH = tl.constexpr(int(Field.WIDTH))
-PAIR = tl.constexpr(int(Field.PAIR))
-HAS_SCALE = tl.constexpr(int(Flag.SCALE))
-HAS_SHIFT = tl.constexpr(int(Flag.SHIFT))
-HAS_SHARED = tl.constexpr(int(Flag.SHARED))
 
-_FIELDS = tl.constexpr(FIELDS)
-_UNIT_BYTES = tl.constexpr(UNIT_BYTES)
+class Number(tl.constexpr):  # type: ignore[misc]
+    """A global that kernels may read. Triton compares all of a kernel's at every launch, with a slow operator."""
+
+    def __ne__(self, other):
+        return not isinstance(other, tl.constexpr) or self.value != other.value
+
+
+RANK = Number(int(Field.RANK))
+FLAGS = Number(int(Field.FLAGS))
+A = Number(int(Field.A))
+B = Number(int(Field.B))
+SCALE_AT = Number(int(Field.SCALE))
+SHIFT_AT = Number(int(Field.SHIFT))
+D = Number(int(Field.D))
+E = Number(int(Field.E))
+ROTATION = Number(int(Field.ROTATION))
+WIDTH = Number(int(Field.WIDTH))
+PAIR = Number(int(Field.PAIR))
+HAS_SCALE = Number(int(Flag.SCALE))
+HAS_SHIFT = Number(int(Flag.SHIFT))
+HAS_SHARED = Number(int(Flag.SHARED))
+
+_FIELDS = Number(FIELDS)
+_UNIT_BYTES = Number(UNIT_BYTES)
 
 
 @triton.jit

@@ -1,11 +1,14 @@
 """What the launches of all kernels have in common."""
 
+from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from scute.kernels.arguments import Slots
+from scute.kernels.plan import BatchPlan
+from scute.kernels.routes import Route
 
 
 def column_blocks(slots: Slots, width: int) -> int:
@@ -23,6 +26,16 @@ def unit_width(slots: Slots) -> int:
     return slots.rotation_width if slots.rotation_width in (16, 32, 64) else 0
 
 
+def shared_rank_of(slots: Slots, plan: BatchPlan) -> int:
+    """The most ranks of a shared pair; 0 where no row needs one: then no kernel reads any."""
+    return slots.shared_a.shape[1] if plan.is_live(Route.SHARED) else 0
+
+
+def shared_a_of(slots: Slots) -> Tensor:
+    """The columns of the shared factors that are this layer's inputs."""
+    return slots.shared_a[:, :, slots.in_offset :] if slots.in_offset else slots.shared_a
+
+
 def launch_options(x: Tensor) -> dict[str, bool]:
     """Programmatic dependent launch: a kernel starts while the one before it ends."""
     return {"PDL": True, "launch_pdl": True} if is_hopper(x) else {"PDL": False}
@@ -30,4 +43,9 @@ def launch_options(x: Tensor) -> dict[str, bool]:
 
 def is_hopper(x: Tensor) -> bool:
     """Hopper or later: it has programmatic dependent launch, and shared memory for a deep GEMM."""
-    return x.is_cuda and torch.version.cuda is not None and torch.cuda.get_device_capability(x.device)[0] >= 9
+    return x.is_cuda and _is_hopper(x.get_device())
+
+
+@cache
+def _is_hopper(device: int) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9

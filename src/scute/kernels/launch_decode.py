@@ -3,16 +3,15 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Slots
-from scute.kernels.blocks import DecodeBlocks, round_up
+from scute.kernels.blocks import DecodeBlocks, ceil_div, round_up
 from scute.kernels.decode_expand import expand_rows
 from scute.kernels.decode_shrink import shrink_rows
 from scute.kernels.decode_turn import turn_and_shrink
-from scute.kernels.grid import are_aligned, column_blocks, launch_options, unit_width
+from scute.kernels.grid import are_aligned, column_blocks, launch_options, shared_a_of, shared_rank_of, unit_width
 from scute.kernels.plan import RANK_CHUNKS, SMALL_TILE, BatchPlan, shrink_items, tile_count
 from scute.kernels.routes import Part, Route
 
@@ -26,7 +25,8 @@ class Shrunk(NamedTuple):
     """What a shrink wrote, and what both launches have to agree on.
 
     h: slice by slice and row by row; shared_h: split by split and row by row; rows of both are padded to `stride_*`
-    ranks, so that the expand may read whole blocks of ranks. tiles, shared_tiles: that the launches cover.
+    ranks, so that the expand may read whole blocks of ranks. tiles, shared_tiles: that the launches cover. shared_rank:
+    0 where no row needs a shared pair.
     """
 
     h: Tensor
@@ -35,6 +35,7 @@ class Shrunk(NamedTuple):
     stride_shared_h: int
     tiles: int
     shared_tiles: int
+    shared_rank: int
     blocks: DecodeBlocks
 
 
@@ -47,7 +48,7 @@ def shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
             x,
             slots.factors,
             slots.table,
-            slots.shared_a[:, :, slots.in_offset :],
+            shared_a_of(slots),
             slots.pair_rank,
             plan.part(Part.SHRINK_SMALL),
             plan.part(Part.ROWS),
@@ -59,7 +60,7 @@ def shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
             *_strides(x, shrunk, slots),
             PARTS=parts,
             num_warps=shrunk.blocks.shrink_warps,
-            **_shrink_constants(x, shrunk, slots),
+            **_shrink_constants(x, shrunk),
             **launch_options(x),
         )
     return shrunk
@@ -71,17 +72,15 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
     shrunk = _room_for(x, slots, plan)
     parts, launched, items = _shrink_grid(shrunk, slots)
     turn = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
-    tiles = plan.tiles(Route.ROTATION, tile_count(tokens, SMALL_TILE, len(slots.table)))
-    copies_end = ROTATING_TILES + triton.cdiv(tokens, COPY_ROWS)
-    columns = triton.cdiv(in_features, turn.columns)
-    programs = columns * copies_end * slots.slices
+    columns = ceil_div(in_features, turn.columns)
+    turning = columns * (ROTATING_TILES + ceil_div(tokens, COPY_ROWS))
     out = torch.empty(slots.slices, tokens, in_features, dtype=x.dtype, device=x.device)
-    turn_and_shrink[(programs + parts * launched * slots.slices,)](
+    turn_and_shrink[((parts * launched + turning) * slots.slices,)](
         out,
         x,
         slots.factors,
         slots.table,
-        slots.shared_a[:, :, slots.in_offset :],
+        shared_a_of(slots),
         slots.pair_rank,
         plan.part(Part.ROTATED_SMALL),
         plan.part(Part.SHRINK_SMALL),
@@ -91,23 +90,22 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
         shrunk.h,
         shrunk.shared_h,
         tokens,
-        tiles,
-        copies_end,
-        programs,
+        plan.tiles(Route.ROTATION, tile_count(tokens, SMALL_TILE, slots.table.shape[0])),
         launched,
         items,
-        columns,
         parts,
+        columns,
         in_features,
         *_strides(x, shrunk, slots),
+        SLICES=slots.slices,
+        TILES=ROTATING_TILES,
+        COPY_ROWS=COPY_ROWS,
         BLOCK=turn.block,
         COLUMNS=turn.columns,
         WIDEST=unit_width(slots),
-        TILES=ROTATING_TILES,
-        COPY_ROWS=COPY_ROWS,
         num_warps=shrunk.blocks.shrink_warps,
         num_stages=1,
-        **_shrink_constants(x, shrunk, slots),
+        **_shrink_constants(x, shrunk),
         **launch_options(x),
     )
     return out, shrunk
@@ -134,7 +132,7 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
         plan.part(Part.SLOT_OF_ROW),
         tuple(slots.slice_starts),
         tuple(slots.out_offsets),
-        len(y),
+        y.shape[0],
         shared_programs,
         shrunk.shared_tiles,
         own_blocks,
@@ -146,7 +144,7 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
         slots.shared_b.stride(0),
         slots.shared_b.stride(1),
         SLICES=slots.slices,
-        SHARED=slots.shared_a.shape[1] > 0,
+        SHARED=shrunk.shared_rank > 0,
         SHARED_SPLITS=blocks.shared_splits,
         ALIGNED=are_aligned(slots),
         HEIGHT=SMALL_TILE,
@@ -163,7 +161,7 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
 
 def _room_for(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     tokens, in_features = x.shape
-    pairs, shared_rank, _ = slots.shared_a.shape
+    shared_rank = shared_rank_of(slots, plan)
     blocks = sizes.decode_blocks(in_features, slots.slice_starts[-1], shared_rank, x.element_size())
     stride_h, stride_shared_h = round_up(slots.max_rank, blocks.rank), round_up(shared_rank, blocks.shared_rank)
     return Shrunk(
@@ -171,19 +169,20 @@ def _room_for(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
         torch.empty(blocks.shared_splits * tokens * stride_shared_h, dtype=torch.float32, device=x.device),
         stride_h,
         stride_shared_h,
-        plan.tiles(Route.LOW_RANK, tile_count(tokens, SMALL_TILE, len(slots.table))),
-        plan.tiles(Route.SHARED, tile_count(tokens, SMALL_TILE, pairs)),
+        plan.tiles(Route.LOW_RANK, tile_count(tokens, SMALL_TILE, slots.table.shape[0])),
+        plan.tiles(Route.SHARED, tile_count(tokens, SMALL_TILE, slots.shared_a.shape[0])),
+        shared_rank,
         blocks,
     )
 
 
 def _shrink_grid(shrunk: Shrunk, slots: Slots) -> tuple[int, int, int]:
-    """(programs of an item on a slice, items at once, most items): at once, two chunks of every tile, and a pair."""
-    chunk, shared_rank = RANK_CHUNKS[0], slots.shared_a.shape[1]
-    parts = max(-(-chunk // shrunk.blocks.ranks), shrunk.blocks.shared_splits if shared_rank else 0)
+    """(programs of an item on a slice, items at once, most items): at once, two chunks a tile, or all of a pair."""
+    chunk, shared_rank = RANK_CHUNKS[0], shrunk.shared_rank
+    parts = max(ceil_div(chunk, shrunk.blocks.ranks), shrunk.blocks.shared_splits if shared_rank else 0)
     items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
-    own_items = shrunk.tiles * min(2, -(-slots.max_rank // chunk))
-    return parts, min(items, own_items + -(-shared_rank // chunk)), items
+    at_once = max(shrunk.tiles * min(2, ceil_div(slots.max_rank, chunk)), ceil_div(shared_rank, chunk))
+    return parts, min(items, at_once), items
 
 
 def _strides(x: Tensor, shrunk: Shrunk, slots: Slots) -> tuple[int, ...]:
@@ -191,10 +190,10 @@ def _strides(x: Tensor, shrunk: Shrunk, slots: Slots) -> tuple[int, ...]:
     return (shrunk.stride_h, shrunk.stride_shared_h, *strides)
 
 
-def _shrink_constants(x: Tensor, shrunk: Shrunk, slots: Slots) -> dict[str, Any]:
+def _shrink_constants(x: Tensor, shrunk: Shrunk) -> dict[str, Any]:
     blocks = shrunk.blocks
     return {
-        "SHARED": slots.shared_a.shape[1] > 0,
+        "SHARED": shrunk.shared_rank > 0,
         "SHARED_SPLITS": blocks.shared_splits,
         "SHARED_BLOCK_K": blocks.shared_inner,
         "HEIGHT": SMALL_TILE,

@@ -3,13 +3,12 @@
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Slots
-from scute.kernels.blocks import PrefillBlocks, round_up
-from scute.kernels.grid import are_aligned, column_blocks, launch_options
+from scute.kernels.blocks import PrefillBlocks, ceil_div, round_up
+from scute.kernels.grid import are_aligned, column_blocks, launch_options, shared_a_of, shared_rank_of
 from scute.kernels.plan import LARGE_TILE, PAIR_HEIGHTS, RANK_CHUNKS, BatchPlan, shrink_items, tile_count
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
@@ -46,9 +45,9 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: BatchPlan) -> None:
 
 def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     tokens, in_features = x.shape
-    pairs, shared_rank, _ = slots.shared_a.shape
+    shared_rank = shared_rank_of(slots, plan)
     blocks = sizes.prefill_blocks(in_features, slots.max_rank, shared_rank, x.element_size())
-    splits = triton.cdiv(in_features, blocks.split_width)
+    splits = ceil_div(in_features, blocks.split_width)
     stride_partial = round_up(slots.max_rank, blocks.rank)
     stride_shared_partial = round_up(shared_rank, max(blocks.shared_rank, blocks.rank))
     shrunk = Shrunk(
@@ -57,8 +56,8 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
         stride_partial,
         stride_shared_partial,
         splits,
-        plan.tiles(Route.LOW_RANK, tile_count(tokens, LARGE_TILE, len(slots.table))),
-        plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, pairs)),
+        plan.tiles(Route.LOW_RANK, tile_count(tokens, LARGE_TILE, slots.table.shape[0])),
+        plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, slots.shared_a.shape[0])),
         blocks,
     )
     chunk = RANK_CHUNKS[1]
@@ -68,7 +67,7 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
             x,
             slots.factors,
             slots.table,
-            slots.shared_a[:, :, slots.in_offset :],
+            shared_a_of(slots),
             slots.pair_rank,
             plan.part(Part.SHRINK_LARGE),
             plan.part(Part.ROWS),
@@ -116,7 +115,7 @@ def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
         plan.part(Part.ROWS),
         tuple(slots.slice_starts),
         tuple(slots.out_offsets),
-        len(y),
+        y.shape[0],
         columns,
         shrunk.stride_partial,
         shrunk.stride_shared_partial,
@@ -126,7 +125,7 @@ def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
         slots.shared_b.stride(1),
         SLICES=slots.slices,
         SPLITS=shrunk.splits,
-        SHARED=slots.shared_a.shape[1] > 0,
+        SHARED=shrunk.shared_tiles > 0,
         ALIGNED=are_aligned(slots),
         HEIGHT=LARGE_TILE,
         BLOCK_R=blocks.rank,
@@ -140,7 +139,7 @@ def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
 
 
 def _expand_pairs(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
-    blocks, tokens, parts = shrunk.blocks, len(y), 1 if y.dtype == torch.float32 else 2
+    blocks, tokens, parts = shrunk.blocks, y.shape[0], 1 if y.dtype == torch.float32 else 2
     tiles, rows = plan.part(Part.SHARED_TILES_LARGE), plan.part(Part.SHARED_ROWS)
     stride = shrunk.stride_shared_partial
     h = torch.empty(slots.slices * tokens * parts * stride, dtype=y.dtype, device=y.device)

@@ -1,0 +1,108 @@
+"""Launches of the rotation, and of the base GEMMs whose slices have an input each."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from scute.kernels import sizes
+from scute.kernels.arguments import Slots
+from scute.kernels.blocks import ceil_div
+from scute.kernels.fused_gemm import fused_gemm
+from scute.kernels.gemm import sliced_linear
+from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
+from scute.kernels.plan import HEIGHTS, BatchPlan, tile_count, tile_height
+from scute.kernels.rotate import rotate as rotate_kernel
+from scute.kernels.routes import Part, Route
+
+FUSED_GEMM_TOKENS = 64
+"""Most rows for which one GEMM over all slices beats one a slice."""
+TOGETHER_TOKENS = 1024
+"""Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
+
+
+def rotate(x: Tensor, slots: Slots, plan: BatchPlan) -> Tensor:
+    """[slices, T, in], as the op `rotate`."""
+    out = x.expand(slots.slices, *x.shape).clone(memory_format=torch.contiguous_format)
+    if plan.is_live(Route.ROTATION) and x.shape[0]:
+        _rotate_rows(out, x, slots, plan, 0)
+    return out
+
+
+def rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: BatchPlan) -> Tensor:
+    """The rotation and the base GEMMs of a large batch."""
+    if x.shape[0] <= TOGETHER_TOKENS:
+        return gemms(rotate(x, slots, plan), weight, bias, slots)
+    return sliced_linear(_inputs_in_turn(x, slots, plan), weight, bias, slots.slice_starts)
+
+
+def gemms(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
+    """[T, out] of inputs [slices, T, in]."""
+    if slots.slices > 1 and inputs.shape[1] <= FUSED_GEMM_TOKENS and is_hopper(inputs):
+        return _fused_linear(inputs, weight, bias, slots)
+    return sliced_linear(inputs, weight, bias, slots.slice_starts)
+
+
+def _inputs_in_turn(x: Tensor, slots: Slots, plan: BatchPlan) -> Iterator[Tensor]:
+    """The input of each slice: one copy of x, in which the rows of rotating slots change from slice to slice."""
+    turned = x.clone(memory_format=torch.contiguous_format)
+    for index in range(slots.slices):
+        _rotate_rows(turned.unsqueeze(0), x, slots, plan, index)
+        yield turned
+
+
+def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: BatchPlan, first_slice: int) -> None:
+    """Write the rows of rotating slots, for slice `first_slice` to out[0], for the next to out[1], and so on."""
+    tokens, in_features = x.shape
+    blocks = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
+    height = tile_height(tokens)
+    tiles = plan.tiles(Route.ROTATION, tile_count(tokens, height, slots.table.shape[0]))
+    rotate_kernel[(ceil_div(in_features, blocks.columns), tiles, out.shape[0])](
+        out,
+        x,
+        slots.factors,
+        slots.table,
+        plan.part(Part(Part.ROTATED_SMALL + HEIGHTS.index(height))),
+        plan.part(Part.ROWS),
+        tokens,
+        first_slice,
+        in_features,
+        x.stride(0),
+        slots.table.stride(0),
+        HEIGHT=height,
+        BLOCK=blocks.block,
+        COLUMNS=blocks.columns,
+        WIDEST=unit_width(slots),
+        num_warps=blocks.warps,
+        num_stages=1,
+        **launch_options(x),
+    )
+
+
+def _fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
+    """As `sliced_linear`, in one launch."""
+    _, tokens, in_features = inputs.shape
+    y = torch.empty(tokens, weight.shape[0], dtype=inputs.dtype, device=inputs.device)
+    blocks = sizes.gemm_blocks(tokens, weight.shape[0], inputs.element_size())
+    fused_gemm[(column_blocks(slots, blocks.outer), ceil_div(tokens, blocks.rows))](
+        y,
+        inputs,
+        weight,
+        bias,
+        tuple(slots.slice_starts),
+        tokens,
+        in_features,
+        weight.stride(0),
+        y.stride(0),
+        SLICES=slots.slices,
+        HAS_BIAS=bias is not None,
+        ALIGNED=are_aligned(slots),
+        BLOCK_M=blocks.rows,
+        BLOCK_N=blocks.outer,
+        BLOCK_K=blocks.inner,
+        STAGES=blocks.stages,
+        num_warps=blocks.warps,
+        num_stages=1,
+        **launch_options(inputs),
+    )
+    return y
