@@ -14,7 +14,7 @@ from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
 from scute.kernels.prefill_shrink import shrink_tiles
-from scute.kernels.rotate import rotate
+from scute.kernels.rotate import copy_and_rotate, rotate
 
 INDICES = (
     "table",
@@ -37,6 +37,7 @@ VARYING = (
     "blocks",
     "column_blocks",
     "tiles_end",
+    "slice_index",
     "items_end",
     "shared_end",
 )  # never known to be multiples
@@ -77,14 +78,19 @@ def kernels(size: int, slices: int, aligned: bool):
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
     yield "shrink rows", shrink_rows, shrink | {"PARTS": 4}, few.shrink_warps
-    yield "turn rows", turn_and_shrink, shrink | turn | {"SLICES": slices, "COPY_ROWS": 16, "TILES": 8}, few.shrink_warps
+    yield (
+        "turn rows",
+        turn_and_shrink,
+        shrink | turn | {"SLICES": slices, "COPY_ROWS": 16, "TILES": 8},
+        few.shrink_warps,
+    )
     yield "expand rows", expand_rows, columns | {
         "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
     }, few.expand_warps  # fmt: skip
     yield "shrink tiles", shrink_tiles, both | {
-        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "HEIGHT": 32, "PAIR_HEIGHT": 64, "BLOCK_R": many.rank,
-        "SHARED_BLOCK_R": many.shared_rank, "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
+        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "PAIR_CHUNK": 128, "HEIGHT": 32, "PAIR_HEIGHT": 64,
+        "BLOCK_R": many.rank, "SHARED_BLOCK_R": many.shared_shrink, "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
     }, many.shrink_warps  # fmt: skip
     yield "expand tiles", expand_tiles, columns | {
         "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "STEPS": many.steps,
@@ -99,6 +105,7 @@ def kernels(size: int, slices: int, aligned: bool):
     }, many.shared_warps  # fmt: skip
     for height in (16, 32):
         yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, **turn}, 4
+        yield f"copy and rotate {height}", copy_and_rotate, {"PDL": True, "HEIGHT": height, "COPY_ROWS": 32, **turn}, 4
     yield "gemm", fused_gemm, common | {
         "HAS_BIAS": False, "ALIGNED": aligned, "STAGES": gemm.stages,
         "BLOCK_M": gemm.rows, "BLOCK_N": gemm.outer, "BLOCK_K": gemm.inner,

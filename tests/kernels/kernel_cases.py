@@ -336,6 +336,7 @@ PROJECTIONS = [
     _projection("high-rank", 19, (8, 4), batch(12, 8, 5), adapters=mixed_pool(2, (20, 70, 8)), pair_ranks=(40, 90)),
     _projection("no-rank", 19, (7,), (0, -1, 0), adapters=(Adapter(scale=True, shift=True),)),
     _projection("large-tiles", 19, (8, 4, 4), batch(280, 8, 6) + (1,) * 70, padding=3),
+    _projection("large-tiles-high-rank", 70, (8, 4, 4), batch(260, 8, 7) + (4,) * 99, pair_ranks=(300, 140), padding=3),
 ]
 
 ROTATIONS = [

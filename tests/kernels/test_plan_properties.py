@@ -6,6 +6,7 @@ import pytest
 from scute.kernels.plan import (
     HEIGHTS,
     PAIR_HEIGHTS,
+    PAIR_RANK_CHUNKS,
     RANK_CHUNKS,
     BatchPlan,
     Residents,
@@ -59,7 +60,9 @@ def plain_lists(slot_of_row: np.ndarray, residents: Residents) -> dict[Part, Rec
         shared_tiles = list(plain_tiles(pair_of_row, PAIR_HEIGHTS[size])) if is_used else []
         items = [(*tile, first) for tile in tiles for first in range(0, residents.rank[tile[0]], chunk)]
         for pair, *rows in shared_tiles:
-            items += [(-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], chunk)]
+            items += [
+                (-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], PAIR_RANK_CHUNKS[size])
+            ]
         lists[Part(Part.TILES_SMALL + size)] = tiles
         lists[Part(Part.SHARED_TILES_SMALL + size)] = shared_tiles
         lists[Part(Part.SHRINK_SMALL + size)] = items
@@ -126,7 +129,7 @@ def test_lists_hold_what_a_launch_reads(most_rows: int):
         height = tile_height(rows)
         size = HEIGHTS.index(height)
         tiles, shared_tiles = tile_count(rows, height, 20), tile_count(rows, PAIR_HEIGHTS[size], PAIRS)
-        items = shrink_items(tiles, MAX_RANK, shared_tiles, SHARED_RANK, RANK_CHUNKS[size])
+        items = shrink_items(tiles, MAX_RANK, shared_tiles, SHARED_RANK, size)
         assert len(plan.part(Part(Part.TILES_SMALL + size))) >= 3 * tiles
         assert len(plan.part(Part(Part.ROTATED_SMALL + size))) >= 3 * tiles
         assert len(plan.part(Part(Part.SHARED_TILES_SMALL + size))) >= 3 * shared_tiles

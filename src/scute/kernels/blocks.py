@@ -30,7 +30,7 @@ class PrefillBlocks(NamedTuple):
 
     rank, shared_rank: ranks at a time, of a slot and of a pair. split_width: columns of x that one program of the
     shrink sums, `inner` at a time. outer, steps: columns of y at a time in the expand of a slot's tile, and how often;
-    shared_outer: of a program of the expand of a pair's.
+    shared_outer: of a program of the expand of a pair's. shared_shrink: ranks of a pair at a time in the shrink.
     """
 
     rank: int
@@ -46,6 +46,7 @@ class PrefillBlocks(NamedTuple):
     shared_outer: int
     shared_warps: int
     shared_stages: int
+    shared_shrink: int
 
 
 class RotateBlocks(NamedTuple):
@@ -83,8 +84,11 @@ def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_si
     inner = 128 // element_size
     width = round_up(-(-in_features // min(4, -(-in_features // 2048))), inner)
     ranks = _rank_block(max_rank), _rank_block(shared_rank)
-    shared_outer = 128 if element_size == 2 else 64  # 32-bit products are unrolled, as no matrix unit makes them
-    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3, shared_outer, 4, 3)
+    if element_size == 2:
+        shared_outer, shared_shrink = 128, 128 if shared_rank > 64 else ranks[1]
+    else:  # 32-bit products are unrolled, as no matrix unit makes them
+        shared_outer, shared_shrink = 64, ranks[1]
+    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3, shared_outer, 4, 3, shared_shrink)
 
 
 def rotate_blocks(in_features: int, rotation_width: int, element_size: int) -> RotateBlocks:  # noqa: ARG001

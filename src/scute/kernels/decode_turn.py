@@ -7,8 +7,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.decode_shrink import shrink_part
-from scute.kernels.device import WIDTH, entry_of, is_used
-from scute.kernels.rotate import rotate_tile
+from scute.kernels.device import is_used
+from scute.kernels.rotate import copy_rows, rotate_tile
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles_end", "items_launched", "items_end"])
@@ -89,42 +89,10 @@ def turn_and_shrink(
                 )  # fmt: skip
                 part += TILES
         else:
-            _copy_rows(
+            copy_rows(
                 out, x, table, slot_of_row, (part - TILES) * COPY_ROWS, slice_index, first_column, tokens,
                 in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, PDL,
             )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()
-
-
-@triton.jit
-def _copy_rows(
-    out,
-    x,
-    table,
-    slot_of_row,
-    first_row,
-    slice_index,
-    first_column,
-    tokens,
-    in_features,
-    stride_x,
-    stride_slot,
-    COPY_ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Skips the rows of slots that rotate the slice, so every element is written once."""
-    row = first_row + tl.arange(0, COPY_ROWS)
-    row_mask = row < tokens
-    slot = tl.load(slot_of_row + row, mask=row_mask, other=-1, eviction_policy="evict_last")
-    entry = entry_of(table, slot, slice_index, stride_slot)
-    width = tl.load(entry + WIDTH, mask=slot >= 0, other=0, eviction_policy="evict_last")
-    column = first_column + tl.arange(0, COLUMNS)
-    exists = row_mask[:, None] & (column < in_features)[None, :]
-    row = row.to(tl.int64)[:, None]
-    if PDL:
-        gdc_wait()
-    values = tl.load(x + row * stride_x + column[None, :], mask=exists, other=0.0)
-    tl.store(out + row * in_features + column[None, :], values, mask=exists & (width == 0)[:, None])

@@ -7,18 +7,30 @@ import torch
 from torch import Tensor
 
 from scute.kernels.arguments import Slots
+from scute.kernels.blocks import ceil_div
 from scute.kernels.plan import BatchPlan
 from scute.kernels.routes import Route
 
 
 def column_blocks(slots: Slots, width: int) -> int:
     """Blocks of `width` columns that the slices of a layer are cut into, slice by slice."""
-    return sum(-(-(end - start) // width) for start, end in pairwise(slots.slice_starts))
+    return _column_blocks(tuple(slots.slice_starts), width)
 
 
 def are_aligned(slots: Slots) -> bool:
     """Whether slices start at multiples of 16: only then may the compiler make wide loads and stores of them."""
-    return all(start % 16 == 0 for start in (*slots.slice_starts, *slots.out_offsets))
+    return _are_aligned((*slots.slice_starts, *slots.out_offsets))
+
+
+# A prefill step that is not in a graph asks both several times a layer.
+@cache
+def _column_blocks(starts: tuple[int, ...], width: int) -> int:
+    return sum(ceil_div(end - start, width) for start, end in pairwise(starts))
+
+
+@cache
+def _are_aligned(starts: tuple[int, ...]) -> bool:
+    return all(start % 16 == 0 for start in starts)
 
 
 def unit_width(slots: Slots) -> int:

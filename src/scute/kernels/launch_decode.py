@@ -180,7 +180,7 @@ def _shrink_grid(shrunk: Shrunk, slots: Slots) -> tuple[int, int, int]:
     """(programs of an item on a slice, items at once, most items): at once, two chunks a tile, or all of a pair."""
     chunk, shared_rank = RANK_CHUNKS[0], shrunk.shared_rank
     parts = max(ceil_div(chunk, shrunk.blocks.ranks), shrunk.blocks.shared_splits if shared_rank else 0)
-    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
+    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, 0)
     at_once = max(shrunk.tiles * min(2, ceil_div(slots.max_rank, chunk)), ceil_div(shared_rank, chunk))
     return parts, min(items, at_once), items
 

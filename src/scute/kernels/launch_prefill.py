@@ -9,7 +9,15 @@ from scute.kernels import sizes
 from scute.kernels.arguments import Slots
 from scute.kernels.blocks import PrefillBlocks, ceil_div, round_up
 from scute.kernels.grid import are_aligned, column_blocks, launch_options, shared_a_of, shared_rank_of
-from scute.kernels.plan import LARGE_TILE, PAIR_HEIGHTS, RANK_CHUNKS, BatchPlan, shrink_items, tile_count
+from scute.kernels.plan import (
+    LARGE_TILE,
+    PAIR_HEIGHTS,
+    PAIR_RANK_CHUNKS,
+    RANK_CHUNKS,
+    BatchPlan,
+    shrink_items,
+    tile_count,
+)
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
 from scute.kernels.prefill_shrink import shrink_tiles
@@ -60,8 +68,7 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
         plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, slots.shared_a.shape[0])),
         blocks,
     )
-    chunk = RANK_CHUNKS[1]
-    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, chunk)
+    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, 1)
     if items:
         shrink_tiles[(items, splits, slots.slices)](
             x,
@@ -83,13 +90,14 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
             slots.shared_a.stride(0),
             slots.shared_a.stride(1),
             SLICES=slots.slices,
-            CHUNK=chunk,
+            CHUNK=RANK_CHUNKS[1],
+            PAIR_CHUNK=PAIR_RANK_CHUNKS[1],
             SPLIT_WIDTH=blocks.split_width,
             SHARED=shared_rank > 0,
             HEIGHT=LARGE_TILE,
             PAIR_HEIGHT=PAIR_TILE,
             BLOCK_R=blocks.rank,
-            SHARED_BLOCK_R=blocks.shared_rank,
+            SHARED_BLOCK_R=blocks.shared_shrink,
             BLOCK_K=blocks.inner,
             STAGES=blocks.shrink_stages,
             num_warps=blocks.shrink_warps,

@@ -7,26 +7,27 @@ from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Slots
-from scute.kernels.blocks import ceil_div
+from scute.kernels.blocks import RotateBlocks, ceil_div
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
 from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
 from scute.kernels.plan import HEIGHTS, BatchPlan, tile_count, tile_height
+from scute.kernels.rotate import copy_and_rotate
 from scute.kernels.rotate import rotate as rotate_kernel
 from scute.kernels.routes import Part, Route
 
 FUSED_GEMM_TOKENS = 64
 """Most rows for which one GEMM over all slices beats one a slice."""
+COPY_ROWS = 32
 TOGETHER_TOKENS = 1024
 """Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
 
 
 def rotate(x: Tensor, slots: Slots, plan: BatchPlan) -> Tensor:
     """[slices, T, in], as the op `rotate`."""
-    out = x.expand(slots.slices, *x.shape).clone(memory_format=torch.contiguous_format)
-    if plan.is_live(Route.ROTATION) and x.shape[0]:
-        _rotate_rows(out, x, slots, plan, 0)
-    return out
+    if not plan.is_live(Route.ROTATION) or not x.shape[0]:
+        return x.expand(slots.slices, *x.shape).clone(memory_format=torch.contiguous_format)
+    return _copy_and_rotate(x, slots, plan, slots.slices)
 
 
 def rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: BatchPlan) -> Tensor:
@@ -45,27 +46,56 @@ def gemms(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> 
 
 def _inputs_in_turn(x: Tensor, slots: Slots, plan: BatchPlan) -> Iterator[Tensor]:
     """The input of each slice: one copy of x, in which the rows of rotating slots change from slice to slice."""
-    turned = x.clone(memory_format=torch.contiguous_format)
-    for index in range(slots.slices):
-        _rotate_rows(turned.unsqueeze(0), x, slots, plan, index)
+    turned = _copy_and_rotate(x, slots, plan, 1)[0]
+    yield turned
+    for index in range(1, slots.slices):
+        _rotate_rows(turned, x, slots, plan, index)
         yield turned
 
 
-def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: BatchPlan, first_slice: int) -> None:
-    """Write the rows of rotating slots, for slice `first_slice` to out[0], for the next to out[1], and so on."""
+def _copy_and_rotate(x: Tensor, slots: Slots, plan: BatchPlan, slices: int) -> Tensor:
+    """[slices, T, in]: the inputs of the first slices."""
     tokens, in_features = x.shape
-    blocks = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
-    height = tile_height(tokens)
-    tiles = plan.tiles(Route.ROTATION, tile_count(tokens, height, slots.table.shape[0]))
-    rotate_kernel[(ceil_div(in_features, blocks.columns), tiles, out.shape[0])](
+    out = torch.empty(slices, tokens, in_features, dtype=x.dtype, device=x.device)
+    blocks, height, tiles = _sizes(x, slots, plan)
+    groups = tiles + ceil_div(tokens, COPY_ROWS)
+    copy_and_rotate[(ceil_div(in_features, blocks.columns), groups, slices)](
         out,
         x,
         slots.factors,
         slots.table,
         plan.part(Part(Part.ROTATED_SMALL + HEIGHTS.index(height))),
         plan.part(Part.ROWS),
+        plan.part(Part.SLOT_OF_ROW),
         tokens,
-        first_slice,
+        tiles,
+        in_features,
+        x.stride(0),
+        slots.table.stride(0),
+        HEIGHT=height,
+        COPY_ROWS=COPY_ROWS,
+        BLOCK=blocks.block,
+        COLUMNS=blocks.columns,
+        WIDEST=unit_width(slots),
+        num_warps=blocks.warps,
+        num_stages=1,
+        **launch_options(x),
+    )
+    return out
+
+
+def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: BatchPlan, slice_index: int) -> None:
+    """Write the rows of rotating slots, for one slice, to out [T, in]."""
+    in_features = x.shape[1]
+    blocks, height, tiles = _sizes(x, slots, plan)
+    rotate_kernel[(ceil_div(in_features, blocks.columns), tiles)](
+        out,
+        x,
+        slots.factors,
+        slots.table,
+        plan.part(Part(Part.ROTATED_SMALL + HEIGHTS.index(height))),
+        plan.part(Part.ROWS),
+        slice_index,
         in_features,
         x.stride(0),
         slots.table.stride(0),
@@ -77,6 +107,13 @@ def _rotate_rows(out: Tensor, x: Tensor, slots: Slots, plan: BatchPlan, first_sl
         num_stages=1,
         **launch_options(x),
     )
+
+
+def _sizes(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[RotateBlocks, int, int]:
+    """(blocks, rows of a tile, tiles to launch)."""
+    height = tile_height(x.shape[0])
+    tiles = plan.tiles(Route.ROTATION, tile_count(x.shape[0], height, slots.table.shape[0]))
+    return sizes.rotate_blocks(x.shape[1], slots.rotation_width, x.element_size()), height, tiles
 
 
 def _fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:

@@ -17,6 +17,8 @@ PAIR_HEIGHTS = (SMALL_TILE, 64)
 """Rows per tile of a shared pair, by tile height: its ranks are many, so a large tile reads its factors less often."""
 RANK_CHUNKS = (16, 64)
 """Ranks that one work item of the shrink covers, by tile height: a longer rank is shared out over several."""
+PAIR_RANK_CHUNKS = (16, 128)
+"""The same for a shared pair."""
 
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
@@ -46,9 +48,9 @@ def tile_count(tokens: int, height: int, segments: int) -> int:
     return min(tokens, -(-tokens // height) + segments) if segments else 0
 
 
-def shrink_items(tiles: int, max_rank: int, shared_tiles: int, shared_rank: int, chunk: int) -> int:
-    """An upper bound on the work items of the shrink."""
-    return tiles * -(-max_rank // chunk) + shared_tiles * -(-shared_rank // chunk)
+def shrink_items(tiles: int, max_rank: int, shared_tiles: int, shared_rank: int, size: int) -> int:
+    """An upper bound on the work items of the shrink; size: index of the tiles' height in HEIGHTS."""
+    return tiles * -(-max_rank // RANK_CHUNKS[size]) + shared_tiles * -(-shared_rank // PAIR_RANK_CHUNKS[size])
 
 
 @dataclass(slots=True)
@@ -97,13 +99,13 @@ class BatchPlan:
         self.max_tokens = max_tokens
         self.slots = slots
         sizes = dict.fromkeys((Part.ROWS, Part.SLOT_OF_ROW, Part.SHARED_ROWS), max_tokens)
-        for size, (height, chunk) in enumerate(zip(HEIGHTS, RANK_CHUNKS, strict=True)):
+        for size, height in enumerate(HEIGHTS):
             tokens = min(max_tokens, _SMALL_BATCH) if height == SMALL_TILE else max_tokens
             tiles = tile_count(tokens, height, slots)
             shared_tiles = tile_count(tokens, PAIR_HEIGHTS[size], pairs)
             sizes[Part(Part.TILES_SMALL + size)] = 3 * tiles
             sizes[Part(Part.SHARED_TILES_SMALL + size)] = 3 * shared_tiles
-            items = shrink_items(tiles, max_rank, shared_tiles, shared_rank, chunk)
+            items = shrink_items(tiles, max_rank, shared_tiles, shared_rank, size)
             sizes[Part(Part.SHRINK_SMALL + size)] = 4 * items
             sizes[Part(Part.ROTATED_SMALL + size)] = 3 * tiles
         self._sizes = [sizes[part] for part in Part]
@@ -179,7 +181,8 @@ class BatchPlan:
         rotated: by slot; None if no slot of the batch rotates.
         """
         tiles = _cut(segments, np.where(segments[:, 0] < 0, PAIR_HEIGHTS[size], HEIGHTS[size]))
-        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(tiles, RANK_CHUNKS[size]))
+        chunks = np.where(tiles[:, 0] < 0, PAIR_RANK_CHUNKS[size], RANK_CHUNKS[size])
+        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(tiles, chunks))
         own = np.count_nonzero(tiles[:, 0] >= 0)  # the slots' tiles come before the pairs'
         own_tiles, shared_tiles = tiles[:own, :3], tiles[own:, :3]
         _write(host[self._place(Part.TILES_SMALL + size)], own_tiles)
@@ -224,10 +227,11 @@ def _cut(segments: Records, heights: Counts) -> Records:
     return tiles
 
 
-def _share_ranks(tiles: Records, chunk: int) -> Records:
-    """Share out the ranks of every tile over items of `chunk` ranks, which have their first rank for a rank."""
-    items, number = _repeat(tiles, -(-tiles[:, 3] // chunk))
-    items[:, 3] = number * chunk
+def _share_ranks(tiles: Records, chunks: Counts) -> Records:
+    """Share out the ranks of every tile over items of its chunk's ranks, which have their first rank for a rank."""
+    times = -(-tiles[:, 3] // chunks)
+    items, number = _repeat(tiles, times)
+    items[:, 3] = number * chunks.repeat(times)
     return items
 
 

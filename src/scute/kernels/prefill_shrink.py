@@ -31,6 +31,7 @@ def shrink_tiles(
     stride_shared,
     SLICES: tl.constexpr,
     CHUNK: tl.constexpr,
+    PAIR_CHUNK: tl.constexpr,
     SPLIT_WIDTH: tl.constexpr,
     SHARED: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -65,7 +66,7 @@ def shrink_tiles(
                 out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_shared_partial
                 _shrink_chunk(
                     x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
-                    min(tl.load(pair_rank + pair), rank_start + CHUNK), split, in_features, stride_x,
+                    min(tl.load(pair_rank + pair), rank_start + PAIR_CHUNK), split, in_features, stride_x,
                     SPLIT_WIDTH, PAIR_HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
                 )  # fmt: skip
     elif count > 0:

@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from scute.kernels.device import ROTATION, WIDTH, entry_of, field, piece
 
 
-@triton.jit(do_not_specialize=["tokens", "first_slice"])
+@triton.jit(do_not_specialize=["slice_index"])
 def rotate(
     out,
     x,
@@ -17,8 +17,7 @@ def rotate(
     table,
     tiles,
     rows,
-    tokens,
-    first_slice,
+    slice_index,
     in_features,
     stride_x,
     stride_slot,
@@ -28,20 +27,92 @@ def rotate(
     WIDEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[i, row] = x R of slice `first_slice` + i, for the rows of slots that rotate any.
+    """out[row] = x R of one slice, for the rows of slots that rotate any; grid (COLUMNS columns, tile).
 
-    Grid: (COLUMNS columns, tile, i). A slot that does not rotate the slice gets x[row]. Other rows are left alone.
+    A slot that does not rotate the slice gets x[row]. Other rows are left alone.
     """
     if PDL:
         gdc_launch_dependents()
     rotate_tile(
-        out + tl.program_id(2).to(tl.int64) * tokens * in_features, x, factors, table, tiles + tl.program_id(1) * 3,
-        rows, first_slice + tl.program_id(2), tl.program_id(0) * COLUMNS, in_features, stride_x, stride_slot,
-        HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
+        out, x, factors, table, tiles + tl.program_id(1) * 3, rows, slice_index, tl.program_id(0) * COLUMNS,
+        in_features, stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
     )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()
+
+
+@triton.jit(do_not_specialize=["tokens", "tiles_end"])
+def copy_and_rotate(
+    out,
+    x,
+    factors,
+    table,
+    rotated_tiles,
+    rows,
+    slot_of_row,
+    tokens,
+    tiles_end,
+    in_features,
+    stride_x,
+    stride_slot,
+    HEIGHT: tl.constexpr,
+    COPY_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDEST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[i] = x R of slice i, or x where a row's slot does not rotate it. Grid: (columns, tile or rows to copy, i)."""
+    if PDL:
+        gdc_launch_dependents()
+    out += tl.program_id(2).to(tl.int64) * tokens * in_features
+    part = tl.program_id(1)
+    if part < tiles_end:
+        rotate_tile(
+            out, x, factors, table, rotated_tiles + part * 3, rows, tl.program_id(2), tl.program_id(0) * COLUMNS,
+            in_features, stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
+        )  # fmt: skip
+    else:
+        copy_rows(
+            out, x, table, slot_of_row, (part - tiles_end) * COPY_ROWS, tl.program_id(2), tl.program_id(0) * COLUMNS,
+            tokens, in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, PDL,
+        )  # fmt: skip
+    # What follows waits for this launch alone, so it must not end before those before it.
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def copy_rows(
+    out,
+    x,
+    table,
+    slot_of_row,
+    first_row,
+    slice_index,
+    first_column,
+    tokens,
+    in_features,
+    stride_x,
+    stride_slot,
+    COPY_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Skips the rows of slots that rotate the slice, so every element is written once."""
+    row = first_row + tl.arange(0, COPY_ROWS)
+    row_mask = row < tokens
+    slot = tl.load(slot_of_row + row, mask=row_mask, other=-1, eviction_policy="evict_last")
+    entry = entry_of(table, slot, slice_index, stride_slot)
+    width = tl.load(entry + WIDTH, mask=slot >= 0, other=0, eviction_policy="evict_last")
+    column = first_column + tl.arange(0, COLUMNS)
+    exists = row_mask[:, None] & (column < in_features)[None, :]
+    row = row.to(tl.int64)[:, None]
+    if PDL:
+        gdc_wait()
+    values = tl.load(x + row * stride_x + column[None, :], mask=exists, other=0.0)
+    tl.store(out + row * in_features + column[None, :], values, mask=exists & (width == 0)[:, None])
 
 
 @triton.jit
