@@ -37,6 +37,7 @@ VARYING = (
     "blocks",
     "column_blocks",
     "tiles_end",
+    "tiles_at_once",
     "slice_index",
     "items_end",
     "shared_end",
@@ -77,7 +78,7 @@ def kernels(size: int, slices: int, aligned: bool):
     shrink = {"PDL": True, "SHARED": True, "SHARED_SPLITS": few.shared_splits, "SHARED_BLOCK_K": few.shared_inner}
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
-    yield "shrink rows", shrink_rows, shrink | {"PARTS": 4}, few.shrink_warps
+    yield "shrink rows", shrink_rows, shrink | {"PARTS": 4, "BESIDE_GEMM": False}, few.shrink_warps
     yield (
         "turn rows",
         turn_and_shrink,

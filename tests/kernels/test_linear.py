@@ -18,7 +18,7 @@ from kernel_cases import (
     build,
 )
 
-from scute.kernels import launch
+from scute.kernels import launch, launch_rotate
 
 # Triton's interpreter multiplies the bits of bfloat16.
 DTYPES = [torch.float16, torch.float32, *([torch.bfloat16] if torch.cuda.is_available() else [])]
@@ -71,3 +71,15 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype):
         case = build(alone, dtype)
         case.layer, case.x, case.weight, case.bias = full.layer, full.x, full.weight, full.bias
         assert_same_bits(launch.linear(*case.linear_args())[kept], y[kept])
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if len(s.slices) > 1 and any(a.widths for a in s.adapters)], ids=str)
+def test_the_shrink_beside_one_gemm_over_all_slices(spec: Spec, monkeypatch: pytest.MonkeyPatch):
+    """As on a Hopper; there the two also overlap."""
+    apart = build(spec, torch.float16)
+    expected = launch.linear(*apart.linear_args())
+    monkeypatch.setattr(launch_rotate, "has_fused_gemm", lambda x, slots: 0 < x.shape[0] <= 64 and slots.slices > 1)
+    case = build(spec, torch.float16)
+    y = launch.linear(*case.linear_args())
+    real = slice(0, len(spec.slot_of_token))
+    torch.testing.assert_close(y[real], expected[real], rtol=2e-3, atol=2e-3)

@@ -45,12 +45,16 @@ def shrink_rows(
     RANKS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
+    BESIDE_GEMM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """h[slice, row, :rank] = x[row] A^T; grid (item and RANKS of its CHUNK ranks, slice), as far as it goes at once.
 
     A program reads its ranks over all columns of x, so no sum is shared out. Items of a shared pair write
     shared_h[split, row, :pair rank], once for all slices; there the programs of an item share out the columns.
+
+    BESIDE_GEMM: the launch before is `fused_gemm`, which lets this one start only when x is there. Nothing waits for it
+    then but the end.
     """
     if PDL:
         gdc_launch_dependents()
@@ -60,7 +64,7 @@ def shrink_rows(
             x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows, h, shared_h,
             tl.program_id(0) % PARTS, tl.program_id(1), tokens, in_features, stride_h, stride_shared_h, stride_x,
             stride_slot, stride_pair, stride_shared,
-            SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+            SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL and not BESIDE_GEMM,
         )  # fmt: skip
         item += tl.num_programs(0) // PARTS
     # The expand waits for this launch alone, so this one must not end before those before it.

@@ -29,9 +29,10 @@ def fused_gemm(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y[:, slice] = inputs[slice] W[slice]^T + bias; inputs [slices, tokens, in]; grid (block of columns, of rows)."""
-    if PDL:
-        gdc_launch_dependents()
+    """y[:, slice] = inputs[slice] W[slice]^T + bias; inputs [slices, tokens, in]; grid (block of columns, of rows).
+
+    A shrink that follows runs beside this GEMM: it needs x alone, which is there once the rotation of x is.
+    """
     slice_index, start, end, offset = slice_of(tl.program_id(0), starts, BLOCK_N, SLICES)
     if ALIGNED:
         start = tl.multiple_of(start, 16)
@@ -44,6 +45,7 @@ def fused_gemm(
     w = weight + column[None, :].to(tl.int64) * stride_weight
     if PDL:
         gdc_wait()
+        gdc_launch_dependents()
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k_start in tl.range(0, in_features, BLOCK_K, num_stages=STAGES):
         k = k_start + tl.arange(0, BLOCK_K)

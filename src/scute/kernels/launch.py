@@ -15,13 +15,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: object) -
     if not slots.rotation_width or not plan.is_live(Route.ROTATION) or not x.shape[0]:
         y = functional.linear(x, weight, bias)
         adapt(y, x, *arguments)
-    elif tile_height(x.shape[0]) == SMALL_TILE and plan.is_live(Route.LOW_RANK):
+    elif not plan.is_live(Route.LOW_RANK) or tile_height(x.shape[0]) != SMALL_TILE:
+        y = launch_rotate.rotated_gemms(x, weight, bias, slots, plan)
+        adapt(y, x, *arguments)
+    elif launch_rotate.has_fused_gemm(x, slots):
+        y = launch_rotate.gemms(launch_rotate.rotate(x, slots, plan), weight, bias, slots)
+        shrunk = launch_decode.shrink(x, slots, plan, beside_gemm=True)
+        launch_decode.expand(y, shrunk, slots, plan)
+    else:
         inputs, shrunk = launch_decode.rotate_with_shrink(x, slots, plan)
         y = launch_rotate.gemms(inputs, weight, bias, slots)
         launch_decode.expand(y, shrunk, slots, plan)
-    else:
-        y = launch_rotate.rotated_gemms(x, weight, bias, slots, plan)
-        adapt(y, x, *arguments)
     return y
 
 

@@ -39,8 +39,8 @@ class Shrunk(NamedTuple):
     blocks: DecodeBlocks
 
 
-def shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
-    """One launch for all slots and pairs."""
+def shrink(x: Tensor, slots: Slots, plan: BatchPlan, *, beside_gemm: bool = False) -> Shrunk:
+    """One launch for all slots and pairs. beside_gemm: `fused_gemm` is the launch before, and runs meanwhile."""
     shrunk = _room_for(x, slots, plan)
     parts, launched, items = _shrink_grid(shrunk, slots)
     if items:
@@ -59,6 +59,7 @@ def shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
             *x.shape,
             *_strides(x, shrunk, slots),
             PARTS=parts,
+            BESIDE_GEMM=beside_gemm,
             num_warps=shrunk.blocks.shrink_warps,
             **_shrink_constants(x, shrunk),
             **launch_options(x),

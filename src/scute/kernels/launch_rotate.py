@@ -11,7 +11,7 @@ from scute.kernels.blocks import RotateBlocks, ceil_div
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
 from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
-from scute.kernels.plan import HEIGHTS, BatchPlan, tile_count, tile_height
+from scute.kernels.plan import HEIGHTS, SMALL_TILE, BatchPlan, tile_count, tile_height
 from scute.kernels.rotate import copy_and_rotate
 from scute.kernels.rotate import rotate as rotate_kernel
 from scute.kernels.routes import Part, Route
@@ -19,6 +19,8 @@ from scute.kernels.routes import Part, Route
 FUSED_GEMM_TOKENS = 64
 """Most rows for which one GEMM over all slices beats one a slice."""
 COPY_ROWS = 32
+TILES_AT_ONCE = 8
+"""Of a small batch: a graph is captured for more tiles than there will be, so programs go on to a next one."""
 TOGETHER_TOKENS = 1024
 """Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
 
@@ -37,9 +39,14 @@ def rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, 
     return sliced_linear(_inputs_in_turn(x, slots, plan), weight, bias, slots.slice_starts)
 
 
+def has_fused_gemm(x: Tensor, slots: Slots) -> bool:
+    """Whether `gemms` is one launch for inputs like x [T, in]."""
+    return slots.slices > 1 and x.shape[0] <= FUSED_GEMM_TOKENS and is_hopper(x)
+
+
 def gemms(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
     """[T, out] of inputs [slices, T, in]."""
-    if slots.slices > 1 and inputs.shape[1] <= FUSED_GEMM_TOKENS and is_hopper(inputs):
+    if has_fused_gemm(inputs[0], slots):
         return _fused_linear(inputs, weight, bias, slots)
     return sliced_linear(inputs, weight, bias, slots.slice_starts)
 
@@ -58,8 +65,9 @@ def _copy_and_rotate(x: Tensor, slots: Slots, plan: BatchPlan, slices: int) -> T
     tokens, in_features = x.shape
     out = torch.empty(slices, tokens, in_features, dtype=x.dtype, device=x.device)
     blocks, height, tiles = _sizes(x, slots, plan)
-    groups = tiles + ceil_div(tokens, COPY_ROWS)
-    copy_and_rotate[(ceil_div(in_features, blocks.columns), groups, slices)](
+    at_once = min(tiles, TILES_AT_ONCE) if height == SMALL_TILE else tiles
+    parts = at_once + ceil_div(tokens, COPY_ROWS)
+    copy_and_rotate[(ceil_div(in_features, blocks.columns), parts, slices)](
         out,
         x,
         slots.factors,
@@ -68,6 +76,7 @@ def _copy_and_rotate(x: Tensor, slots: Slots, plan: BatchPlan, slices: int) -> T
         plan.part(Part.ROWS),
         plan.part(Part.SLOT_OF_ROW),
         tokens,
+        at_once,
         tiles,
         in_features,
         x.stride(0),

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from scute.kernels.device import ROTATION, WIDTH, entry_of, field, piece
+from scute.kernels.device import ROTATION, WIDTH, entry_of, field, is_used, piece
 
 
 @triton.jit(do_not_specialize=["slice_index"])
@@ -42,7 +42,7 @@ def rotate(
         gdc_wait()
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles_end"])
+@triton.jit(do_not_specialize=["tokens", "tiles_at_once", "tiles_end"])
 def copy_and_rotate(
     out,
     x,
@@ -52,6 +52,7 @@ def copy_and_rotate(
     rows,
     slot_of_row,
     tokens,
+    tiles_at_once,
     tiles_end,
     in_features,
     stride_x,
@@ -63,24 +64,28 @@ def copy_and_rotate(
     WIDEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[i] = x R of slice i, or x where a row's slot does not rotate it. Grid: (columns, tile or rows to copy, i)."""
+    """out[i] = x R of slice i, or x where a row's slot does not rotate it.
+
+    Grid: (columns, part, i). Parts below `tiles_at_once` go through the tiles of rotating slots, the others copy rows.
+    What follows may start when x is there, not before: see `fused_gemm`.
+    """
     if PDL:
+        gdc_wait()
         gdc_launch_dependents()
     out += tl.program_id(2).to(tl.int64) * tokens * in_features
     part = tl.program_id(1)
-    if part < tiles_end:
-        rotate_tile(
-            out, x, factors, table, rotated_tiles + part * 3, rows, tl.program_id(2), tl.program_id(0) * COLUMNS,
-            in_features, stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, PDL,
-        )  # fmt: skip
+    if part < tiles_at_once:
+        while is_used(rotated_tiles, part, tiles_end, 3):
+            rotate_tile(
+                out, x, factors, table, rotated_tiles + part * 3, rows, tl.program_id(2), tl.program_id(0) * COLUMNS,
+                in_features, stride_x, stride_slot, HEIGHT, BLOCK, COLUMNS, WIDEST, False,
+            )  # fmt: skip
+            part += tiles_at_once
     else:
         copy_rows(
-            out, x, table, slot_of_row, (part - tiles_end) * COPY_ROWS, tl.program_id(2), tl.program_id(0) * COLUMNS,
-            tokens, in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, PDL,
+            out, x, table, slot_of_row, (part - tiles_at_once) * COPY_ROWS, tl.program_id(2),
+            tl.program_id(0) * COLUMNS, tokens, in_features, stride_x, stride_slot, COPY_ROWS, COLUMNS, False,
         )  # fmt: skip
-    # What follows waits for this launch alone, so it must not end before those before it.
-    if PDL:
-        gdc_wait()
 
 
 @triton.jit
