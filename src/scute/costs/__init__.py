@@ -2,7 +2,7 @@
 
 from scute.costs.arms import Arm
 from scute.costs.base import Base, read_base
-from scute.costs.device import Device, find_device, known_devices
+from scute.costs.device import Device, UnknownFigure, find_device, known_devices
 from scute.costs.layers import FusedLayer, LayerShape, fused_layers
 from scute.costs.prediction import Fit, Prediction, predict
 from scute.costs.slots import PAPER, Counting, Piece, Slots
@@ -26,6 +26,7 @@ __all__ = [
     "Step",
     "Tenant",
     "Traffic",
+    "UnknownFigure",
     "find_device",
     "fused_layers",
     "known_devices",

@@ -13,6 +13,10 @@ from scute.costs.traffic import Route, Traffic
 PACKAGED = Path(__file__).parent / "devices"
 
 
+class UnknownFigure(LookupError):
+    """A prediction needs a figure of a device that nobody has measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """name: as CUDA gives it. A figure that is None is not known.
@@ -49,31 +53,31 @@ class Device:
 
     @property
     def bytes_per_second(self) -> float:
-        """Raises ValueError if it is not known."""
+        """Raises UnknownFigure."""
         return 1e9 * self._known("bandwidth_gb_s")
 
     @property
     def launch_seconds(self) -> float:
-        """Raises ValueError if it is not known."""
+        """Raises UnknownFigure."""
         return 1e-6 * self._known("launch_us")
 
     def bandwidth(self, round_trip: int) -> float:
-        """Bytes a second of an extra read and write of so many bytes together: L2's if it holds them."""
+        """Bytes a second of a read and write of so many bytes together: L2's if it holds them. Raises UnknownFigure."""
         fits = self.l2_mib is not None and round_trip <= self.l2_mib * 2**20
         return 1e9 * self.l2_bandwidth_gb_s if fits and self.l2_bandwidth_gb_s else self.bytes_per_second
 
     def seconds(self, layer: Traffic) -> dict[str, float]:
-        """Time that one layer adds, t - t0, by term: every route, and "launches"."""
+        """Time that one layer adds, t - t0, by term: every route, and "launches". Raises UnknownFigure."""
         terms = {str(route): size / self.bytes_per_second for route, size in layer.bytes.items()}
         moved = layer.bytes.get(Route.ACTIVATIONS, 0)
         if moved:
-            terms[Route.ACTIVATIONS] = moved / self.bandwidth(moved)
+            terms[str(Route.ACTIVATIONS)] = moved / self.bandwidth(moved)
         return terms | {"launches": layer.launches * self.launch_seconds}
 
     def _known(self, figure: str) -> float:
         value: float | None = getattr(self, figure)
         if value is None:
-            raise ValueError(f"{figure} of {self.name} is not known; run `scute calibrate` on it")
+            raise UnknownFigure(f"{figure} of {self.name} is not known; run `scute calibrate` on it")
         return value
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from scute.costs.arms import Arm, Asked, scute_arm, stock_arm
 from scute.costs.base import Base
@@ -14,7 +13,8 @@ GPU_SHARE = 0.92
 KV_TOKENS = (2**13, 2**15, 2**17, 2**19)
 
 
-class Fit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fit:
     """kv_bytes: of a KV cache of so many tokens. tenants: by arm, how many adapters like the pool's mean fit beside."""
 
     kv_tokens: int
@@ -51,8 +51,8 @@ def predict(
     """The byte model on a pool whose adapters share the rows of a step evenly.
 
     rows: of a decode step; prefill_tokens: rows of a prefill step, 0 for none. ranks: of the conversions. memory_gib:
-    of the device, by default what is known of it. Raises ValueError for an empty pool or batch, for a device whose
-    constants are not known, and for a rank that vLLM does not serve.
+    of the device, by default what is known of it. Raises ValueError for an empty pool or batch and for a rank that vLLM
+    does not serve, UnknownFigure for a device whose constants are not known.
     """
     if not pool or rows < 1 or prefill_tokens < 0 or any(rank < 1 for rank in ranks):
         raise ValueError("a prediction needs an adapter, a row, and ranks of at least 1")

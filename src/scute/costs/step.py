@@ -1,6 +1,5 @@
 """What the adapters of a batch add to one step: bytes, launches and time."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -15,31 +14,29 @@ from scute.costs.traffic import Route, Traffic, layer_bytes, live_routes
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """rows: of the batch. bytes: moved, by route. ms: what is added to the base model's step, by term."""
+    """rows: of the batch. bytes: moved, by route. ms: what is added to the base model's step, by term.
+
+    total_ms: of all terms; dominant: the one that takes most of it.
+    """
 
     rows: int
     bytes: Mapping[str, int]
     launches: int
     ms: Mapping[str, float]
+    total_ms: float
+    dominant: str
 
     @classmethod
     def of(cls, device: Device, layers: Sequence[Traffic], rows: int) -> Self:
-        """Raises ValueError where a figure of the device is not known."""
+        """Raises UnknownFigure where one of the device is needed and not known."""
         total = sum(layers, Traffic())
-        ms: Counter[str] = Counter()
+        ms: dict[str, float] = {}
         for layer in layers:
             for term, seconds in device.seconds(layer).items():
-                ms[term] += 1e3 * seconds  # type: ignore[assignment]
-        return cls(rows, {str(route): size for route, size in total.bytes.items()}, total.launches, dict(ms))
-
-    @property
-    def total_ms(self) -> float:
-        return sum(self.ms.values())
-
-    @property
-    def dominant(self) -> str:
-        """The term that takes most of the time."""
-        return max(self.ms, key=lambda term: self.ms[term], default="nothing")
+                ms[term] = ms.get(term, 0.0) + 1e3 * seconds
+        moved = {str(route): size for route, size in total.bytes.items()}
+        dominant = max(ms, key=lambda term: ms[term], default="nothing")
+        return cls(rows, moved, total.launches, ms, sum(ms.values()), dominant)
 
 
 def spread(rows: int, adapters: int) -> list[int]:
