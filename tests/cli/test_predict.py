@@ -1,6 +1,8 @@
 """`scute predict`: what it prints in both forms, its exit codes, and that the library says the same."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -106,3 +108,12 @@ def test_a_refused_adapter_exits_with_1(base, tmp_path):
 def test_wrong_usage_exits_with_2(base, pool, wrong):
     assert scute("--base", base, "--pool", pool, *GPU, *wrong).exit_code == 2
     assert scute("--base", pool, "--pool", pool, *GPU).exit_code == 2
+
+
+def test_help_is_quick_and_the_counts_need_no_torch():
+    heavy = "{'torch', 'vllm', 'transformers', 'matplotlib'} & set(sys.modules)"
+    for imported in ("scute.cli.main", "scute.costs, scute.costs.figure, scute.costs.calibration"):
+        subprocess.run([sys.executable, "-c", f"import sys, {imported}; assert not {heavy}, {heavy}"], check=True)
+    for command in ("predict", "calibrate"):
+        code = f"import sys; from scute.cli.main import app; app(['{command}', '--help'], standalone_mode=False)"
+        subprocess.run([sys.executable, "-c", f"{code}; assert not {heavy}, {heavy}"], check=True)

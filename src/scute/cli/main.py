@@ -2,7 +2,7 @@
 
 import typer
 
-from scute.cli import check, inspect, methods, predict, refusals, tune
+from scute.cli import calibrate, check, inspect, methods, predict, refusals, tune
 
 app = typer.Typer(
     name="scute",
@@ -18,6 +18,7 @@ app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
 app.command("tune")(tune.tune)
 app.command("predict")(predict.predict)
+app.command("calibrate")(calibrate.calibrate)
 
 
 if __name__ == "__main__":
