@@ -9,15 +9,12 @@ from scute.admission import BaseModel, compile_adapter
 from scute.admission.description import describe
 from scute.algebra import Member
 from scute.costs import Counting, LayerShape, Slots, Tenant, layer_bytes, read_base, spread
-from scute.costs.launches import FUSED_GEMM_TOKENS, SMALL_BATCH, TOGETHER_TOKENS, launches
 from scute.costs.outside import OUTSIDE, carried_scale, rotation_pass
 from scute.costs.slots import Piece
 from scute.costs.tenant import STOCK_RANKS, stock_rank
 from scute.costs.traffic import Route, live_routes
 from scute.engine.options import Options
 from scute.engine.packing import lay_out, pack
-from scute.kernels import plan
-from scute.kernels.routes import FIELDS
 from scute.testing.adapters import AMPLIFIED, write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama, tiny_qwen2
@@ -129,34 +126,6 @@ def test_passes_outside_the_expand():
 def test_live_routes_are_those_of_adapters_with_rows():
     uses = [((Slots(rank=4), None), 0), ((None, Slots(scale=True, rotation_width=2)), 1)]
     assert live_routes(uses) == {Route.SCALE, Route.ROTATION}
-
-
-@pytest.mark.parametrize(
-    ("live", "rows", "hopper", "expected"),
-    [
-        (set(), 64, True, 0),
-        ({Route.LOW_RANK}, 64, True, 2),
-        ({Route.LOW_RANK, Route.SHARED}, 64, True, 2),
-        ({Route.LOW_RANK, Route.SHARED}, 4096, True, 4),
-        ({Route.LOW_RANK, Route.ROTATION}, 64, True, 2),
-        ({Route.LOW_RANK, Route.ROTATION}, 64, False, 3),
-        ({Route.ROTATION}, 64, True, 2),
-        ({Route.SCALE, Route.ROTATION}, 512, True, 5),
-        ({Route.SCALE, Route.ROTATION}, 4096, True, 6),
-    ],
-)
-def test_launches(live, rows, hopper, expected):
-    assert launches(SHAPE, live, rows, hopper) == expected
-
-
-def test_bounds_of_launches_are_those_of_the_kernels():
-    rotate = pytest.importorskip("scute.kernels.launch_rotate")
-    assert (SMALL_BATCH, FUSED_GEMM_TOKENS, TOGETHER_TOKENS) == (
-        plan._SMALL_BATCH,
-        rotate.FUSED_GEMM_TOKENS,
-        rotate.TOGETHER_TOKENS,
-    )
-    assert FIELDS == 16
 
 
 def test_stock_pads_as_vllm_does():

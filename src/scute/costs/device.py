@@ -42,14 +42,17 @@ class Device:
         numbers = known - {"name", "capability", "sources"}
         if not isinstance(data, Mapping) or not isinstance(data.get("name"), str) or data.keys() - known:
             raise ValueError(f"not the constants of a device; it may have {', '.join(sorted(known))}")
+        if not re.fullmatch(r"\d+\.\d+", data.get("capability") or "0.0"):
+            raise ValueError(f"capability has to be two numbers, as 9.0, not {data['capability']!r}")
         for key in numbers & data.keys():
             if isinstance(data[key], bool) or not isinstance(data[key], int | float) or not data[key] > 0:
                 raise ValueError(f"{key} has to be a positive number, not {data[key]!r}")
         return cls(**data)
 
     @property
-    def is_hopper(self) -> bool:
-        return (self.capability or "").startswith("9.")
+    def fuses_gemm(self) -> bool:
+        """Whether Scute runs the base GEMM of rotated slices in one launch there: Hopper GPUs and later."""
+        return int((self.capability or "0").partition(".")[0]) >= 9
 
     @property
     def bytes_per_second(self) -> float:

@@ -9,7 +9,7 @@ from scute.costs.traffic import Route
 SMALL_BATCH = 256
 """Most rows of a decode batch."""
 FUSED_GEMM_TOKENS = 64
-"""Most rows for which a Hopper GPU projects rotated slices in one GEMM."""
+"""Most rows for which a GPU that can projects rotated slices in one GEMM."""
 TOGETHER_TOKENS = 1024
 """Most rows whose slices are rotated in one launch."""
 
@@ -18,16 +18,16 @@ STOCK_LAUNCHES = 3
 
 
 def launches(shape: LayerShape, live: Set[Route], rows: int, fuses_gemm: bool) -> int:
-    """Launches that Scute adds to a layer. fuses_gemm: whether the GPU is a Hopper."""
+    """Launches that Scute adds to a layer. fuses_gemm: whether the GPU projects rotated slices in one GEMM."""
     if not rows or not live:
         return 0
-    decode, adapts = rows <= SMALL_BATCH, bool(live - {Route.ROTATION})
-    count = 2 * adapts  # shrink, expand
+    decode = rows <= SMALL_BATCH
+    count = 2  # shrink and expand, whatever the adapters have
     if Route.SHARED in live and not decode:
-        count += 2  # partial sums of pairs, and their expand
+        count += 2  # the end of the pairs' shrink, and their expand
     if Route.ROTATION in live:
-        if not (decode and adapts):  # the shrink of a decode batch rotates, too
-            count += 1 + (1 if rows <= TOGETHER_TOKENS else len(shape.slices))  # copy of x, rotations
+        if not decode:  # the shrink of a decode batch rotates, too
+            count += 1 + (1 if rows <= TOGETHER_TOKENS else len(shape.slices))  # a copy of x, then rotations
         if not (fuses_gemm and rows <= FUSED_GEMM_TOKENS):
             count += len(shape.slices) - 1  # a GEMM a slice
     return count

@@ -61,7 +61,7 @@ def step_traffic(
 
 
 def scute_launches(rows: int, device: Device) -> Callable[[LayerShape, frozenset[Route]], int]:
-    return lambda shape, live: launches(shape, live, rows, device.is_hopper)
+    return lambda shape, live: launches(shape, live, rows, device.fuses_gemm)
 
 
 def stock_launches(_: LayerShape, live: frozenset[Route]) -> int:
