@@ -1,6 +1,8 @@
 """Constants of devices: where they are from, what goes before what, and the time of bytes and launches."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from scute.costs import Device, Route, Traffic, UnknownFigure, find_device, know
 from scute.costs.device import file_of, user_folder
 from scute.kernels import sizes
 
+PAGE = (Path(__file__).parents[2] / "docs" / "byte_model.md").read_text()
 KNOWN = Device("x", bandwidth_gb_s=100, l2_bandwidth_gb_s=1000, launch_us=2, l2_mib=1)
 
 
@@ -17,6 +20,15 @@ def test_every_figure_of_the_package_has_a_source():
     for device in devices.values():
         for figure in ("bandwidth_gb_s", "l2_bandwidth_gb_s", "launch_us", "l2_mib", "memory_gib", "capability"):
             assert getattr(device, figure) is None or figure in device.sources
+
+
+def test_the_page_lists_the_figures():
+    rows = re.findall(r"^\| (NVIDIA [^|]+?) \| ([^|]+?) \| ([^|]+?) \| ([^|]+?) \|", PAGE, re.MULTILINE)
+    told = {name: figures for name, *figures in rows}
+    for name, device in known_devices().items():
+        figures = device.bandwidth_gb_s, device.l2_bandwidth_gb_s, device.launch_us
+        assert told.pop(name) == ["not known" if value is None else f"{value:g}" for value in figures]
+    assert not told
 
 
 def test_seconds_are_bytes_over_bandwidth_and_launches():

@@ -55,6 +55,8 @@ def _device(name: str) -> "torch.device":
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         typer.echo(f"There is no GPU {name} here.", err=True)
         raise typer.Exit(1)
+    if found.type == "cuda":
+        torch.cuda.set_device(found)  # events are of the current device
     return found
 
 
