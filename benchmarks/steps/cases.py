@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from scute.costs import Counting, Slots, layer_bytes
 from scute.tuning.layers import Adapter, LayerShape
 
 LLAMA_8B = (
@@ -83,33 +84,25 @@ def sampled_rows(slots: Sequence[int]) -> list[int]:
     return sorted(picked | {len(slots) - 1, len(slots) // 2})
 
 
-def least_bytes(case: Case, shapes: Sequence[LayerShape], copies: int, slots: Sequence[int], itemsize: int) -> int:
-    """Bytes that the adapter work of a step must move, each counted once a layer.
+def slots_of(adapter: Adapter, shape: LayerShape) -> tuple[Slots | None, ...]:
+    """The adapter on every slice of a layer; all that share a pair share the same."""
+    own = Slots(
+        rank=adapter.rank,
+        scale=adapter.scale,
+        shift=adapter.shift,
+        rotation_width=adapter.rotation_width,
+        pair="pair" if adapter.shared else None,
+        shared_rank=SHARED_RANK if adapter.shared else 0,
+    )
+    return tuple(own if adapter.adapts(shape, i) else None for i in range(len(shape.slices)))
 
-    Read: what the adapters of the batch own, the shared pair, x of rows that a term or a rotation needs. Read and
-    written: the slices of y that an adapter changes. Written: rotated rows. Omitted: partial sums, table and plan.
-    """
-    counts = [slots.count(slot) for slot in range(len(case.adapters))]
-    total = 0
-    for shape in shapes:
-        x_rows, shared_width, wide = 0, 0, shape.in_features
-        for adapter, rows in zip(case.adapters, counts, strict=True):
-            adapted = [out for i, out in enumerate(shape.slices) if adapter.adapts(shape, i)]
-            if not rows or not adapted:
-                continue
-            columns = sum(adapted)
-            total += itemsize * adapter.rank * (len(adapted) * wide + columns)
-            total += 4 * columns * (adapter.scale + adapter.shift)
-            if adapter.shared:
-                total += 4 * (columns + len(adapted) * SHARED_RANK)
-                shared_width = max(shared_width, *adapted)
-            if adapter.rotation_width:
-                total += itemsize * len(adapted) * wide * (adapter.rotation_width + rows)
-            if adapter.rank or adapter.scale or adapter.shift or adapter.shared:
-                total += 2 * itemsize * rows * columns
-            if adapter.rank or adapter.shared or adapter.rotation_width:
-                x_rows += rows
-        total += itemsize * x_rows * wide
-        if shared_width:
-            total += itemsize * SHARED_RANK * (wide + shared_width)
-    return copies * total
+
+def least_bytes(case: Case, shapes: Sequence[LayerShape], copies: int, slots: Sequence[int], itemsize: int) -> int:
+    """Bytes that the adapter work of a step must move, as `scute.costs` counts them."""
+    rows = [slots.count(slot) for slot in range(len(case.adapters))]
+    counting = Counting(factor=itemsize)
+    counts = [
+        layer_bytes(shape, zip((slots_of(a, shape) for a in case.adapters), rows, strict=True), counting)
+        for shape in shapes
+    ]
+    return copies * sum(count.total() for count in counts)

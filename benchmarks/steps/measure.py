@@ -6,13 +6,15 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
+from scute.costs import find_device
 from scute.tuning.timing import Clock, Recorded
 from steps.arms import Arm
 from steps.record import Correctness, Performance, Time
 
-BANDWIDTH = 4188e9
-"""Bytes a second of a 256 MiB copy on the H200, read and written (../shared/design/h200_first_figures.md)."""
-LAUNCH = 1.21e-3
+_H200 = find_device("NVIDIA H200")
+BANDWIDTH = _H200.bytes_per_second
+"""Bytes a second of a 256 MiB copy on the H200, read and written."""
+LAUNCH = 1e3 * _H200.launch_seconds
 """Milliseconds of one launch in a CUDA graph there."""
 
 

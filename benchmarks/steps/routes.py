@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from scute.costs.outside import OUTSIDE, OutsidePass, carried_scale
 from scute.tuning.layers import LayerShape, Pool
 from scute.tuning.timing import Clock
 from scute.tuning.truth import adapted_rows, compare_slices, poisoned
@@ -23,15 +24,18 @@ _BLOCK = 1024
 class Route:
     """work: a way to run a range of layers; plain: the schedule that it is compared with, which has no scale.
 
-    exact: what it makes of sampled rows of one layer. elements: of [rows, out] that it moves more; launches: more.
+    exact: what it makes of sampled rows of one layer.
+    outside: what it moves and launches more, or None in the expand.
     """
 
     name: str
     work: Callable[[range], object]
     plain: Callable[[range], object]
     exact: Callable[[Tensor, Tensor], Tensor]
-    elements: int
-    launches: int
+
+    @property
+    def outside(self) -> OutsidePass | None:
+        return OUTSIDE.get(self.name)
 
 
 def measure(
@@ -55,12 +59,13 @@ def measure(
         if not correctness.passed:
             raise ValueError(f"route {route.name} on {shape.name}, {len(slots)} rows: {correctness}")
         before, after = (1e3 * s.median / copies for s in clock.time(plain, timed, repeats=repeats))
-        added = route.elements * len(slots) * shape.out_features * dtype.itemsize
-        if not route.elements:
-            added = 4 * tenants * shape.out_features
-        cached = route.elements > 0 and added < constants.l2_bytes
+        added, launches = carried_scale(tenants, shape.out_features), 0
+        if route.outside is not None:
+            launches = route.outside.launches
+            added = route.outside.bytes_moved(len(slots), shape.out_features, dtype.itemsize)
+        cached = route.outside is not None and added < constants.l2_bytes
         added_ms = 1e3 * added / (constants.cached_bandwidth if cached else constants.bandwidth)
-        kernels = [profile_kernels(clock, r) for r in (plain, timed)] if not route.elements else []
+        kernels = [profile_kernels(clock, r) for r in (plain, timed)] if route.outside is None else []
         expands = [sum(ms for name, (_, ms) in found.items() if "expand" in name) for found in kernels]
         yield RouteRow(
             route=route.name,
@@ -74,8 +79,8 @@ def measure(
             ratio=after / before,
             expand_ratio=expands[1] / expands[0] if expands and expands[0] else None,
             added_bytes=added,
-            added_launches=route.launches,
-            predicted=before + 1e3 * (added_ms + route.launches * constants.launch),
+            added_launches=launches,
+            predicted=before + 1e3 * (added_ms + launches * constants.launch),
             bytes_dominate=added_ms > constants.launch,
             correctness=correctness,
         )
@@ -102,11 +107,11 @@ class Routes:
             layer.shrink(work.x[0], self.meta, shrunk)
 
     def all(self) -> Iterator[Route]:
-        yield Route("in the expand", partial(self._adapt, self.dora), self._plain, self._exact_dora, 0, 0)
-        yield Route("side kernel", self._side, self._plain, self._exact_before, 2, 1)
-        yield Route("gathered scale", self._gathered, self._plain, self._exact_after, 2, 1)
-        yield Route("index scale", self._indexed, self._plain, self._exact_after, 4, 2)
-        yield Route("vLLM outside", self._outside, self._expand, self._exact_stock, 4, 3)
+        yield Route("in the expand", partial(self._adapt, self.dora), self._plain, self._exact_dora)
+        yield Route("side kernel", self._side, self._plain, self._exact_before)
+        yield Route("gathered scale", self._gathered, self._plain, self._exact_after)
+        yield Route("index scale", self._indexed, self._plain, self._exact_after)
+        yield Route("vLLM outside", self._outside, self._expand, self._exact_stock)
 
     def check(self, route: Route) -> Correctness:
         """The first layer of the route from fresh outputs, against float64; and the whole route, run twice."""

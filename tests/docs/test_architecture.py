@@ -17,8 +17,9 @@ MAY_IMPORT = {
     "admission": {"algebra", "errors"},
     "kernels": set(),
     "engine": {"algebra", "admission", "kernels", "errors"},
-    "tuning": {"admission", "kernels", "errors"},
-    "cli": {"algebra", "admission", "engine", "tuning", "errors"},
+    "costs": {"algebra", "admission", "kernels", "errors"},
+    "tuning": {"admission", "costs", "kernels", "errors"},
+    "cli": {"algebra", "admission", "costs", "engine", "tuning", "errors"},
     "testing": {"algebra", "admission", "engine", "errors"},
     "demo": {"algebra", "admission", "engine", "errors", "testing"},
 }

@@ -52,7 +52,8 @@ class BaseModel:
     gated_up: down projection to the up projection whose output it multiplies into, for gated MLPs only:
     down(act(gate(x)) * up(x)). dtype: what the base weights are served in (VeRA's regenerated pair is
     rounded through it). output_head: the projection to the vocabulary, which "all-linear" leaves out.
-    embeddings: the names of the embeddings; none of them can be served.
+    embeddings: the names of the embeddings; none of them can be served. num_parameters: elements of all weights,
+    tied ones once.
     """
 
     projections: Mapping[str, Projection]
@@ -60,6 +61,7 @@ class BaseModel:
     dtype: torch.dtype
     output_head: str | None = None
     embeddings: tuple[str, ...] = ()
+    num_parameters: int = 0
 
     @classmethod
     def from_config(cls, hf_config: Any, dtype: torch.dtype) -> Self:
@@ -84,6 +86,7 @@ class BaseModel:
             dtype=dtype,
             output_head=_output_head(model),
             embeddings=tuple(name for name, module in modules.items() if isinstance(module, nn.Embedding)),
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         )
 
 

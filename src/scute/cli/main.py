@@ -2,7 +2,7 @@
 
 import typer
 
-from scute.cli import check, inspect, methods, refusals, tune
+from scute.cli import calibrate, check, inspect, methods, predict, refusals, tune
 
 app = typer.Typer(
     name="scute",
@@ -17,6 +17,8 @@ app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
 app.command("tune")(tune.tune)
+app.command("predict")(predict.predict)
+app.command("calibrate")(calibrate.calibrate)
 
 
 if __name__ == "__main__":

@@ -2,35 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scute.costs.layers import LayerShape as LayerShape
 from scute.kernels.arguments import Slots
 from scute.kernels.plan import BatchPlan, Residents
 from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag, units_of
 
 POISON = 0xFF
 """Every byte of the arena that no adapter owns; two or four of them are NaN."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """One fused projection: its input width and its output slices."""
-
-    name: str
-    in_features: int
-    slices: tuple[int, ...]
-
-    @property
-    def out_features(self) -> int:
-        return sum(self.slices)
-
-    @property
-    def starts(self) -> list[int]:
-        return [0, *accumulate(self.slices)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,33 @@
+"""Kernels that a layer of a step launches beside its base GEMM, by what the batch needs anywhere in the model."""
+
+from collections.abc import Set
+
+from scute.costs.layers import LayerShape
+from scute.costs.traffic import Route
+
+# The bounds are those of scute.kernels; a test holds them equal.
+SMALL_BATCH = 256
+"""Most rows of a decode batch."""
+FUSED_GEMM_TOKENS = 64
+"""Most rows for which a GPU that can projects rotated slices in one GEMM."""
+TOGETHER_TOKENS = 1024
+"""Most rows whose slices are rotated in one launch."""
+
+STOCK_LAUNCHES = 3
+"""vLLM 0.33's LoRA: zeros for the shrink's sums, shrink, expand."""
+
+
+def launches(shape: LayerShape, live: Set[Route], rows: int, fuses_gemm: bool) -> int:
+    """Launches that Scute adds to a layer. fuses_gemm: whether the GPU projects rotated slices in one GEMM."""
+    if not rows or not live:
+        return 0
+    decode = rows <= SMALL_BATCH
+    count = 2  # shrink and expand, whatever the adapters have
+    if Route.SHARED in live and not decode:
+        count += 2  # the end of the pairs' shrink, and their expand
+    if Route.ROTATION in live:
+        if not decode:  # the shrink of a decode batch rotates, too
+            count += 1 + (1 if rows <= TOGETHER_TOKENS else len(shape.slices))  # a copy of x, then rotations
+        if not (fuses_gemm and rows <= FUSED_GEMM_TOKENS):
+            count += len(shape.slices) - 1  # a GEMM a slice
+    return count

@@ -1,0 +1,93 @@
+"""An adapter as costs see it: its slots on every slice of every layer; and what it is once it is converted to LoRA."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from scute.costs.base import Base
+from scute.costs.layers import FusedLayer
+from scute.costs.slots import Counting, Piece, Slots, room
+
+if TYPE_CHECKING:
+    from scute.admission import BaseModel
+    from scute.algebra import AdapterForm
+
+STOCK_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `--max-lora-rank`; vLLM runs every adapter at the one that its largest rank needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """slots: layer by layer and slice by slice, None where the adapter changes nothing."""
+
+    name: str
+    method: str
+    slots: tuple[tuple[Slots | None, ...], ...]
+
+    @classmethod
+    def of(cls, form: "AdapterForm", base: Base, name: str) -> Self:
+        """Raises ValueError if a projection that the adapter changes is in no layer of the base model."""
+        members = dict(form.members)
+        slots = []
+        for layer in base.layers:
+            found = [(module, members.pop(module, None)) for module in layer.modules]
+            slots.append(tuple(None if m is None else Slots.of(m, module in base.biased) for module, m in found))
+        if members:
+            raise ValueError(f"{name} changes {next(iter(members))}, which is no layer that is served")
+        return cls(name, form.method, tuple(slots))
+
+    @property
+    def max_rank(self) -> int:
+        """Of the terms that it owns or shares."""
+        return max((max(s.rank, s.shared_rank) for layer in self.slots for s in layer if s is not None), default=0)
+
+    @property
+    def is_lora(self) -> bool:
+        """Whether it has A and B only."""
+        return all(s is None or s == Slots(rank=s.rank) for layer in self.slots for s in layer)
+
+    def converted(self, rank: int) -> Self:
+        """As LoRA of `rank` on the projections that it adapts; what is LoRA stays as it is."""
+        if self.is_lora:
+            return self
+        slots = tuple(tuple(None if s is None else Slots(rank=rank) for s in layer) for layer in self.slots)
+        return type(self)(self.name, f"LoRA of rank {rank}", slots)
+
+    def with_zeros(self) -> Self:
+        """With zero factors where it adapts nothing, as vLLM's kernels run it; they have its largest rank."""
+        zero = Slots(rank=self.max_rank)
+        slots = tuple(tuple(zero if s is None else s for s in layer) for layer in self.slots)
+        return type(self)(self.name, self.method, slots)
+
+    def padded(self, rank: int) -> Self:
+        """As vLLM stores and runs a LoRA adapter in an engine of that rank: on every layer, filled up with zeros."""
+        slots = tuple(tuple(Slots(rank=rank) for _ in layer) for layer in self.slots)
+        return type(self)(self.name, self.method, slots)
+
+    def owned(self, layers: Iterable[FusedLayer], counting: Counting, *, in_arena: bool = False) -> Counter[Piece]:
+        """Bytes of what it owns, by piece. in_arena: as its pieces lie there, each from a unit on."""
+        total: Counter[Piece] = Counter()
+        for (shape, _), slots in zip(layers, self.slots, strict=True):
+            for own, out in zip(slots, shape.slices, strict=True):
+                if own is not None:
+                    pieces = own.bytes_owned(shape.in_features, out, counting)
+                    total.update(room(pieces.items()) if in_arena else pieces)
+        return total
+
+
+def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
+    """The adapter of a PEFT folder. Raises Refusal for one that is not served, ValueError as `Tenant.of` does."""
+    from scute.admission import compile_adapter
+
+    return Tenant.of(compile_adapter(folder, model), base, folder.name)
+
+
+def stock_rank(tenants: Sequence[Tenant]) -> int:
+    """The rank that vLLM runs LoRA tenants at. Raises ValueError where it has none as large."""
+    needed = max((tenant.max_rank for tenant in tenants), default=0)
+    found = next((rank for rank in STOCK_RANKS if rank >= needed), None)
+    if found is None:
+        raise ValueError(f"vLLM serves no LoRA of rank {needed}; its largest is {STOCK_RANKS[-1]}")
+    return found

@@ -1,0 +1,44 @@
+"""`scute calibrate` on a CPU, and its exit codes."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from scute.cli.main import app
+from scute.costs import find_device
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def scute(*arguments: str):
+    return CliRunner().invoke(app, ["calibrate", *arguments])
+
+
+def test_a_cpu_is_measured_and_kept(cache):
+    result = scute("--gpu", "cpu", "--seconds", "0", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    kept = find_device(told["name"])
+    assert told["file"].startswith(str(cache))
+    assert 0.1 < kept.bandwidth_gb_s == told["bandwidth_gb_s"]
+    assert 0 < kept.launch_us == told["launch_us"]
+    assert kept.l2_bandwidth_gb_s is None
+    text = scute("--gpu", "cpu", "--seconds", "0").output
+    assert "GB/s" in text
+    assert "not measured" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_without_a_gpu_exits_with_1():
+    assert scute("--gpu", "cuda:7").exit_code == 1
+
+
+@pytest.mark.parametrize("wrong", [("--gpu", "tpu"), ("--gpu", "meta"), ("--seconds", "-1")])
+def test_wrong_usage_exits_with_2(wrong):
+    assert scute(*wrong).exit_code == 2

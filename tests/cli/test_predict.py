@@ -1,0 +1,119 @@
+"""`scute predict`: what it prints in both forms, its exit codes, and that the library says the same."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from scute.cli.main import app
+from scute.costs import find_device, predict, read_base, read_tenant
+from scute.testing.adapters import write_adapter
+from scute.testing.oracle import load_base
+from scute.testing.tiny import tiny_llama
+
+NAMES = ("dora", "ia3", "lora-r8", "oft", "vera")
+GPU = ("--gpu", "h200", "--batch", "8")
+
+
+def scute(*arguments: object):
+    return CliRunner().invoke(app, ["predict", *(str(a) for a in arguments)])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def pool(base, tmp_path_factory):
+    root, model = tmp_path_factory.mktemp("pool"), load_base(base)
+    for name in NAMES:
+        write_adapter(model, name, root / name)
+    return root
+
+
+def test_json_says_what_the_library_says(base, pool):
+    result = scute("--base", base, "--pool", pool, *GPU, "--prefill-tokens", 512, "--rank", 16, "--rank", 64, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    sizes, model = read_base(base)
+    tenants = [read_tenant(pool / name, sizes, model) for name in NAMES]
+    found = predict(sizes, tenants, find_device("h200"), rows=8, prefill_tokens=512, ranks=(16, 64))
+    assert told["tenants"] == 5
+    assert [arm["name"] for arm in told["arms"]] == ["Scute", "LoRA 16", "LoRA 64"]
+    for arm, expected in zip(told["arms"], found.arms, strict=True):
+        assert arm["memory"] == expected.memory
+        for kind in ("decode", "prefill"):
+            step = getattr(expected, kind)
+            assert arm[kind]["bytes"] == step.bytes
+            assert arm[kind]["total_ms"] == pytest.approx(sum(step.ms.values()))
+            assert arm[kind]["ms"][arm[kind]["dominant"]] == max(step.ms.values())
+    assert [fit["kv_tokens"] for fit in told["fits"]] == [fit.kv_tokens for fit in found.fits]
+
+
+def test_text_has_every_arm_and_route(base, pool):
+    result = scute("--base", base, "--pool", pool / "vera", "--pool", pool / "oft", *GPU, "--rank", 256)
+    assert result.exit_code == 0, result.output
+    for part in ("2 adapters", "NVIDIA H200", "Scute", "LoRA 256", "shared pair", "rotation", "launches", "KV cache"):
+        assert part in result.output
+
+
+def test_memory_of_the_gpu_decides_what_fits(base, pool):
+    def fits(gib):
+        result = scute("--base", base, "--pool", pool, *GPU, "--gpu-memory", gib, "--json")
+        return json.loads(result.stdout)["fits"]
+
+    small, large = fits(1), fits(2)
+    assert small[0]["tenants"]["LoRA 64"] < small[0]["tenants"]["Scute"] < large[0]["tenants"]["Scute"]
+    assert small[0]["tenants"]["Scute"] > small[1]["tenants"]["Scute"]
+
+
+def test_plot(base, pool, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    result = scute("--base", base, "--pool", pool, *GPU, "--prefill-tokens", 512, "--plot", path)
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_gpu_without_constants_exits_with_1_until_it_is_measured(base, pool, cache):
+    asked = "--base", base, "--pool", pool, "--gpu", "a100", "--batch", 8
+    result = scute(*asked)
+    assert result.exit_code == 1
+    assert "scute calibrate" in result.output
+    folder = cache / "scute" / "devices"
+    folder.mkdir(parents=True)
+    measured = {"name": "NVIDIA A100-SXM4-80GB", "bandwidth_gb_s": 1500, "launch_us": 1}
+    (folder / "a100.json").write_text(json.dumps(measured))
+    assert scute(*asked).exit_code == 0
+
+
+def test_a_refused_adapter_exits_with_1(base, tmp_path):
+    result = scute("--base", base, "--pool", tmp_path, *GPU)
+    assert result.exit_code == 1
+    assert "folder.incomplete" in result.output
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--gpu", "nvidia"), ("--gpu", "none"), ("--batch", "0"), ("--rank", "0"), ("--rank", "600")]
+)
+def test_wrong_usage_exits_with_2(base, pool, wrong):
+    assert scute("--base", base, "--pool", pool, *GPU, *wrong).exit_code == 2
+    assert scute("--base", pool, "--pool", pool, *GPU).exit_code == 2
+
+
+def test_help_is_quick_and_the_counts_need_no_torch():
+    heavy = "{'torch', 'vllm', 'transformers', 'matplotlib'} & set(sys.modules)"
+    for imported in ("scute.cli.main", "scute.costs, scute.costs.figure, scute.costs.calibration"):
+        subprocess.run([sys.executable, "-c", f"import sys, {imported}; assert not {heavy}, {heavy}"], check=True)
+    for command in ("predict", "calibrate"):
+        code = f"import sys; from scute.cli.main import app; app(['{command}', '--help'], standalone_mode=False)"
+        subprocess.run([sys.executable, "-c", f"{code}; assert not {heavy}, {heavy}"], check=True)
