@@ -26,8 +26,11 @@ def launches(shape: LayerShape, live: Set[Route], rows: int, fuses_gemm: bool) -
     if Route.SHARED in live and not decode:
         count += 2  # the end of the pairs' shrink, and their expand
     if Route.ROTATION in live:
-        if not decode:  # the shrink of a decode batch rotates, too
-            count += 1 + (1 if rows <= TOGETHER_TOKENS else len(shape.slices))  # a copy of x, then rotations
-        if not (fuses_gemm and rows <= FUSED_GEMM_TOKENS):
+        fused = fuses_gemm and rows <= FUSED_GEMM_TOKENS and len(shape.slices) > 1
+        if not decode and rows > TOGETHER_TOKENS:
+            count += len(shape.slices)  # a rotation a slice, the first with a copy of x
+        elif not decode or fused:
+            count += 1  # one rotation for all slices; in other decode batches the shrink rotates, too
+        if not fused:
             count += len(shape.slices) - 1  # a GEMM a slice
     return count
