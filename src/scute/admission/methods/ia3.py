@@ -67,11 +67,14 @@ def _is_feed_forward(config: Ia3Config, site: Site) -> bool:
     if named is None:
         return shape == input_side
     if output_side != input_side and shape == (output_side if named else input_side):
-        raise Refusal(
-            Code.CONFIG_MISMATCH,
-            f"{site.name(VECTOR)} has shape {list(shape)}, which is the {'output' if named else 'input'} side, but "
-            f"feedforward_modules in {CONFIG_FILE} says the other. PEFT cannot load this adapter either.",
+        site.refuse(
+            Refusal(
+                Code.CONFIG_MISMATCH,
+                f"{site.name(VECTOR)} has shape {list(shape)}, which is the {'output' if named else 'input'} side, but "
+                f"feedforward_modules in {CONFIG_FILE} says the other. PEFT cannot load this adapter either.",
+            )
         )
+        return shape == input_side
     return named
 
 
