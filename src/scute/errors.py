@@ -27,6 +27,11 @@ class Code(StrEnum):
     TENSOR_SHAPE = "tensor.shape"
     TENSOR_DTYPE = "tensor.dtype"
     TENSOR_NOT_FINITE = "tensor.not_finite"
+    # manifest.json of a compiled folder
+    COMPILED_VERSION = "compiled.version"
+    COMPILED_MANIFEST = "compiled.manifest"
+    COMPILED_HASH = "compiled.hash"
+    COMPILED_BASE = "compiled.base"
     # the adapter against the engine
     MODULE_UNSUPPORTED = "module.unsupported"
     CAPACITY_RANK = "capacity.rank"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import Tensors
 from scute.admission.sites import PREFIX, Site
+from scute.admission.tensors import Tensors
 from scute.algebra.form import Bias, Member
 from scute.errors import Code, Refusal
 

@@ -1,10 +1,12 @@
-"""The admission compiler: from a folder that PEFT saved to the normal form, exactly or not at all."""
+"""The admission compiler: from a folder that PEFT or Scute saved to the normal form, exactly or not at all."""
 
 from pathlib import Path
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import bias_only_members
 from scute.admission.checkpoint import Checkpoint, open_checkpoint
+from scute.admission.compiled.manifest import is_compiled
+from scute.admission.compiled.reader import read_folder
 from scute.admission.config import read_config
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
@@ -28,8 +30,11 @@ def find_form(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool =
 
     values: False reads the headers of tensors alone, so that the tensors of the form are on the meta device.
     """
-    checkpoint = open_checkpoint(folder, reasons, values=values)
-    form = None if checkpoint is None else compile_checkpoint(checkpoint, base)
+    if is_compiled(folder):
+        form = read_folder(folder, base, reasons, values=values)
+    else:
+        checkpoint = open_checkpoint(folder, reasons, values=values)
+        form = None if checkpoint is None else compile_checkpoint(checkpoint, base)
     return None if reasons.found else form
 
 

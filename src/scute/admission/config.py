@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, ValidationError
 
 from scute.admission import patterns
-from scute.admission.checkpoint import CONFIG_FILE
 from scute.admission.reasons import Reasons
+from scute.admission.tensors import CONFIG_FILE
 from scute.errors import Code, Refusal
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from scute.admission.base import BaseModel, Projection
-from scute.admission.checkpoint import Tensors
+from scute.admission.tensors import Tensors
 from scute.errors import Code, Refusal
 
 PREFIX = "base_model.model."

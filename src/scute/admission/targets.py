@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from scute.admission import patterns
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import CONFIG_FILE, TENSOR_FILE
 from scute.admission.config import AdapterConfig
 from scute.admission.reasons import Reasons
+from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.errors import Code, Refusal
 
 ALL_LINEAR = "all-linear"

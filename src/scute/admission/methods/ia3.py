@@ -15,11 +15,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import CONFIG_FILE, Tensors
 from scute.admission.config import AdapterConfig, Names
 from scute.admission.methods.method import Method
 from scute.admission.patterns import whole_name
 from scute.admission.sites import Site
+from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.fold import product
 from scute.algebra.form import Bias, Member, Rotation
 from scute.errors import Code, Refusal

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
-from scute.admission.checkpoint import CONFIG_FILE, TENSOR_FILE, Tensors
 from scute.admission.config import AdapterConfig
 from scute.admission.methods.method import Method, RawConfig
 from scute.admission.sites import Site
+from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE, Tensors
 from scute.algebra.form import Bias, Member, Rotation
 from scute.errors import Code, Refusal
 

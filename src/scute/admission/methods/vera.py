@@ -21,10 +21,10 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
-from scute.admission.checkpoint import Tensors
 from scute.admission.config import AdapterConfig
 from scute.admission.methods.method import Method
 from scute.admission.sites import Site
+from scute.admission.tensors import Tensors
 from scute.algebra.form import Bias, Member, Owner, SharedPair, Term
 
 A_NAME, B_NAME = "base_model.vera_A", "base_model.vera_B"
