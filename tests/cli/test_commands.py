@@ -94,7 +94,7 @@ def test_inspect_of_a_refused_folder_exits_with_1(base, folders, tmp_path):
 
 
 def test_wrong_usage_exits_with_2(folders, tmp_path):
-    assert scute("inspect", folders["lora-r3"]).exit_code == 2
+    assert scute("inspect", folders["lora-r3"], "--deep").exit_code == 2
     assert scute("inspect", folders["lora-r3"], "--base", tmp_path / "nowhere").exit_code == 2
     assert scute("inspect", folders["lora-r3"], "--base", tmp_path).exit_code == 2
     assert scute("nonsense").exit_code == 2

@@ -34,7 +34,7 @@ def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: boo
                 Code.FOLDER_MISSING,
                 f"the folder {folder.name!r} is not there: {folder}. Give the folder that holds {CONFIG_FILE}.",
             )
-        config = reasons.attempt(_read_config, folder / CONFIG_FILE)
+        config = reasons.attempt(read_config_file, folder / CONFIG_FILE)
         tensors = reasons.attempt(_read_tensors, folder, values)
     except OSError as error:
         reason = f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
@@ -48,7 +48,8 @@ def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: boo
     return Checkpoint(config, Tensors(tensors, reasons))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The JSON object of a config. Refuses FOLDER_INCOMPLETE and FOLDER_UNREADABLE; raises OSError."""
     _require_file(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

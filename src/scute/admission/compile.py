@@ -6,11 +6,11 @@ from scute.admission.base import BaseModel
 from scute.admission.biases import bias_only_members
 from scute.admission.checkpoint import Checkpoint, open_checkpoint
 from scute.admission.compiled.manifest import is_compiled
-from scute.admission.compiled.reader import read_folder
+from scute.admission.compiled.reader import check_files, read_folder
 from scute.admission.config import read_config
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
-from scute.admission.sites import find_sites
+from scute.admission.sites import find_sites, module_of
 from scute.admission.targets import check_targets
 from scute.algebra.form import AdapterForm
 
@@ -36,6 +36,21 @@ def find_form(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool =
         checkpoint = open_checkpoint(folder, reasons, values=values)
         form = None if checkpoint is None else compile_checkpoint(checkpoint, base)
     return None if reasons.found else form
+
+
+def check_alone(folder: Path, reasons: Reasons) -> None:
+    """Collect what is wrong with a folder whatever the base model is: its files, its config, the spelling of names."""
+    if is_compiled(folder):
+        check_files(folder, reasons)
+        return
+    checkpoint = open_checkpoint(folder, reasons, values=False)
+    method = None if checkpoint is None else reasons.attempt(method_of, checkpoint.config)
+    if checkpoint is not None and method is not None:
+        reasons.attempt(method.check, checkpoint.config, checkpoint.tensors)
+        read_config(method.config, checkpoint.config, reasons)
+        for name in checkpoint.tensors.names:
+            if name not in method.shared:
+                reasons.attempt(module_of, name, method.suffixes, None)
 
 
 def compile_checkpoint(checkpoint: Checkpoint, base: BaseModel) -> AdapterForm | None:

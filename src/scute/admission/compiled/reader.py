@@ -35,6 +35,22 @@ def read_folder(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool
     values: False reads the header of the tensors alone, and does not check their digest. Refuses the codes of
     `compiled.`, `folder.` and `tensor.`; None if one was collected.
     """
+    files = _open(folder, reasons, values)
+    if files is None:
+        return None
+    manifest, tensors = files
+    reasons.attempt(_check_base, manifest, base)
+    members = reasons.attempt(_members, manifest, tensors, base)
+    tensors.refuse_left_overs(MANIFEST_FILE)
+    return None if members is None else AdapterForm(manifest.method, members)
+
+
+def check_files(folder: Path, reasons: Reasons) -> None:
+    """Refuse what can be wrong with a compiled folder whatever the base model is."""
+    _open(folder, reasons, values=False)
+
+
+def _open(folder: Path, reasons: Reasons, values: bool) -> tuple[Manifest, Tensors] | None:
     try:
         manifest = reasons.attempt(read_manifest, folder)
         tensors = None if manifest is None else reasons.attempt(_read_tensors, folder, manifest, reasons, values)
@@ -44,10 +60,7 @@ def read_folder(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool
         return None
     if manifest is None or tensors is None:
         return None
-    reasons.attempt(_check_base, manifest, base)
-    members = reasons.attempt(_members, manifest, tensors, base)
-    tensors.refuse_left_overs(MANIFEST_FILE)
-    return None if members is None else AdapterForm(manifest.method, members)
+    return manifest, tensors
 
 
 def _read_tensors(folder: Path, manifest: Manifest, reasons: Reasons, values: bool) -> Tensors:
