@@ -13,7 +13,10 @@ from vllm.lora.request import LoRARequest
 
 from scute.admission import compile_folder, write_folder
 from scute.admission.base_folder import read_base
+from scute.admission.compile import find_form
+from scute.admission.reasons import Reasons
 from scute.algebra import Member, Rotation, Term, evaluate, ssf
+from scute.engine.footprint import packed_bytes
 from scute.testing.adapters import AMPLIFIED
 from scute.testing.agreement import agreement
 from scute.testing.oracle import Oracle, load_base
@@ -33,9 +36,11 @@ def world(request, worlds) -> World:
 
 @pytest.fixture(scope="module")
 def engine(world) -> Iterator[Any]:
-    llm = start(world, dtype="float32", max_loras=4)
-    yield llm
-    stop(llm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions travel to the worker
+        llm = start(world, dtype="float32", max_loras=4)
+        yield llm
+        stop(llm)
 
 
 def answers(engine: Any, folder: Path | str, prompts: list[list[int]]) -> list[dict[str, Any]]:
@@ -52,6 +57,35 @@ def test_the_same_answers_to_the_bit(name: str, world: World, engine: Any, tmp_p
     source, prompts = Path(world.folders[name]), tiny_prompts(2)
     compile_folder(source, tmp_path / "out", read_base(world.base))
     assert answers(engine, tmp_path / "out", prompts) == answers(engine, source, prompts)
+
+
+def test_the_same_answers_on_two_ranks(worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing in a folder is cut for a rank, and each resolves a magnitude from the weights that it holds."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    world, prompts = worlds("llama", "float32"), tiny_prompts(1)
+    llm = start(world, dtype="float32", tensor_parallel_size=2, max_loras=4)
+    try:
+        for name in ("dora", "ia3", "vera", "oft"):
+            compile_folder(Path(world.folders[name]), tmp_path / name, read_base(world.base))
+            assert answers(llm, tmp_path / name, prompts) == answers(llm, world.folders[name], prompts), name
+    finally:
+        stop(llm)
+
+
+def stored_bytes(worker: Any) -> list[int]:
+    """In the worker: the host buffers of all admitted adapters."""
+    manager = worker.model_runner.lora_manager._adapter_manager
+    return [packed.buffer.numel() for packed in manager.store.adapters().values()]
+
+
+@pytest.mark.parametrize("name", AMPLIFIED)
+def test_the_bytes_that_inspections_tell(name: str, world: World, engine: Any):
+    base = read_base(world.base)
+    form = find_form(Path(world.folders[name]), base, Reasons(), values=False)
+    request = LoRARequest(name, next(IDS), world.folders[name])
+    ask(engine, [(request, [1, 2, 3])])
+    assert engine.collective_rpc(stored_bytes) == [[packed_bytes(form, base)]]
+    engine.llm_engine.remove_lora(request.lora_int_id)
 
 
 def members_of(base: PreTrainedModel, kind: str) -> dict[str, Member]:
