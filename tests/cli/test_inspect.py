@@ -168,3 +168,19 @@ def test_it_imports_no_vllm(root, base):
         "assert 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+HOSTILE = ["\ud800", "\x1b[31mred", "two\nlines", "x" * 10**5, ["\ud800", 3, {}], {"a": 1}, 10**300, True, None]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("field", ["peft_type", "peft_version", "base_model_name_or_path", "target_modules", "r"])
+def test_fields_that_are_shown_stay_printable(field, value, copy_of, base):
+    folder = copy_of("lora-r3")
+    rewrite(folder, {field: value})
+    for arguments in ([folder], [folder, "--base", base], [folder, folder, "--base", base]):
+        result = scute("inspect", *arguments)
+        assert result.exit_code in (0, 1), result.exception
+        assert isinstance(result.exception, SystemExit | None)
+        assert all(line.isprintable() for line in result.output.splitlines())
+        looked_at(*arguments, exit_code=result.exit_code)

@@ -19,7 +19,7 @@ from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
 from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm
-from scute.errors import Refusal
+from scute.errors import Refusal, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,19 @@ def read_facts(folder: Path) -> Facts:
         method=_text(raw.get("peft_type")) if method is None else method.name,
         peft_version=_text(raw.get("peft_version")),
         base=_text(raw.get("base_model_name_or_path")) or None,
-        targets=tuple(map(str, sorted(targets, key=str) if isinstance(targets, list) else [targets] * bool(targets))),
+        targets=_names(targets),
         rank=raw["r"] if isinstance(raw.get("r"), int) else None,
     )
 
 
+def _names(targets: Any) -> tuple[str, ...]:
+    """PEFT writes a set, in any order."""
+    names = sorted(map(str, targets)) if isinstance(targets, list) else [str(targets)] * bool(targets)
+    return tuple(map(printable, names))
+
+
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return printable(value) if isinstance(value, str) else None
 
 
 def _has_files(folder: Path) -> bool:

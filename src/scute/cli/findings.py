@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from scute.cli.output import print_table
+from scute.errors import printable
 
 if TYPE_CHECKING:
     from scute.admission import BaseModel
-    from scute.admission.description import Description
     from scute.admission.inspection import Inspection
 
 COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "verdict")
@@ -19,7 +19,7 @@ COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device
 def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
     """Everything; `served` is null where no base model was given and nothing is wrong."""
     told: dict[str, Any] = {
-        "adapter": str(found.folder),
+        "adapter": printable(str(found.folder)),
         "served": False if found.reasons else True if found.form else None,
         "disk_bytes": found.disk_bytes,
     }
@@ -30,7 +30,7 @@ def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
     if found.description is not None and base is not None:
         packed, pair = _bytes(found, base)
         told |= {**asdict(found.description), "live_slots": found.description.live_slots}
-        told |= {"engine": _engine_needs(found.description), "packed_bytes": packed, "pair_bytes": pair}
+        told |= {"engine": found.description.engine_needs, "packed_bytes": packed, "pair_bytes": pair}
         told["deviations"] = [asdict(layer) for layer in found.deviations]
     return told
 
@@ -39,13 +39,21 @@ def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
     """The cells of COLUMNS."""
     rank = slots = device = ""
     if found.description is not None and base is not None:
-        rank = ", ".join(str(size) for size in _sizes(found.description)) or "none"
+        rank = _listed(found.description.sizes)
         slots = " ".join(found.description.live_slots) or "none"
         device = f"{_bytes(found, base)[0]:,}"
     elif found.facts.rank is not None:
         rank = str(found.facts.rank)
     verdict = found.reasons[0].code if found.reasons else "served" if base is not None else "no objection"
-    return (found.folder.name, found.facts.method or "", rank, slots, f"{found.disk_bytes:,}", device, str(verdict))
+    return (
+        printable(found.folder.name),
+        found.facts.method or "",
+        rank,
+        slots,
+        f"{found.disk_bytes:,}",
+        device,
+        str(verdict),
+    )
 
 
 def print_one(found: "Inspection", base: "BaseModel | None") -> None:
@@ -83,7 +91,7 @@ def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str,
         yield "bytes shared", f"{description.shared_bytes:,}"
         yield "packed", f"{packed:,} bytes on the host, and on the device while active"
         yield "pair", f"{pair:,} bytes on the device, once for all adapters that share it" if pair else "none"
-        yield "engine", _listed([f"{name} >= {least}" for name, least in _engine_needs(description).items()])
+        yield "engine", _listed([f"{name} >= {least}" for name, least in description.engine_needs.items()])
     elif base is None:
         yield "rank", str(facts.rank or "unknown")
         yield "slots", "give --base to see them"
@@ -96,21 +104,6 @@ def _bytes(found: "Inspection", base: "BaseModel") -> tuple[int, int]:
 
     assert found.form is not None
     return packed_bytes(found.form, base), pair_bytes(found.form, base)
-
-
-def _sizes(found: "Description") -> list[str]:
-    shared = [f"{rank} shared" for rank in found.shared_ranks]
-    return [*map(str, found.ranks), *shared, *(f"R {width}" for width in found.rotation_widths)]
-
-
-def _engine_needs(found: "Description") -> dict[str, int]:
-    """The least values of vLLM's flag and Scute's options that admit the adapter; without those it does not need."""
-    needs = {
-        "--max-lora-rank": max(found.ranks, default=0),
-        "shared_rank": max(found.shared_ranks, default=0),
-        "rotation_width": max(found.rotation_widths, default=0),
-    }
-    return {name: least for name, least in needs.items() if least}
 
 
 def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:

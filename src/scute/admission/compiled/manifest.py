@@ -82,11 +82,11 @@ class WeightsEntry(Entry):
 
 
 class Manifest(Entry):
-    """The whole file. source is null where no folder was compiled, as for SSF."""
+    """The whole file. method: ASCII; source: null where no folder was compiled, as for SSF."""
 
     format: Literal[1]
     scute: str
-    method: str
+    method: Annotated[str, Field(pattern="^[ -~]{1,64}$")]
     source: SourceEntry | None
     base: BaseEntry
     weights: WeightsEntry
