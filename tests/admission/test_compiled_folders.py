@@ -156,14 +156,20 @@ PAIR = SharedPair("x", torch.ones(24, 2), torch.ones(2, 36))
 OTHER = SharedPair("y", torch.ones(24, 2), torch.zeros(2, 36))
 
 
+SAME_KEY = SharedPair("x", torch.ones(24, 2), torch.zeros(2, 36))
+
+
 def on(pair: SharedPair, **fields) -> Member:
-    return Member(terms=(Term(pair.a, pair.b, 1.0, torch.ones(2), None, Owner.SHARED, Owner.SHARED, pair, **fields),))
+    term = Term(pair.a, pair.b, 1.0, torch.ones(2), None, Owner.SHARED, Owner.SHARED, pair)
+    return Member(terms=(dataclasses.replace(term, **fields),))
 
 
 @pytest.mark.parametrize(
     ("members", "error", "match"),
     [
         ({Q: on(PAIR), "layers.1.self_attn.q_proj": on(OTHER)}, ValueError, "at most one shared pair"),
+        ({Q: on(PAIR), "layers.1.self_attn.q_proj": on(SAME_KEY)}, ValueError, "at most one shared pair"),
+        ({Q: on(PAIR, a=torch.zeros(24, 2))}, ValueError, "leading part"),
         ({Q: Member(terms=(Term(PAIR.a, PAIR.b, a_owner=Owner.SHARED),))}, ValueError, "both of a shared pair"),
         ({Q: Member(terms=(Term(PAIR.a, PAIR.b, float("nan")),))}, ValueError, "not finite"),
         ({Q: ssf(torch.ones(35), torch.ones(36))}, Refusal, "tensor.shape"),

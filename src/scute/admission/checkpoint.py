@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from scute.admission.reasons import Reasons
-from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE, Tensors, read_header
+from scute.admission.tensors import CONFIG_FILE, DAMAGED, PICKLE_FILE, TENSOR_FILE, Tensors, read_header
 from scute.errors import Code, Refusal
 
 
@@ -71,7 +70,7 @@ def _read_tensors(folder: Path, values: bool) -> dict[str, Tensor]:
     _require_file(path)
     try:
         return load_file(path, device="cpu") if values else read_header(path)
-    except (SafetensorError, ValueError, AttributeError, KeyError) as error:
+    except DAMAGED as error:
         raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is cut off or damaged: {error}. Copy it again.") from error
 
 

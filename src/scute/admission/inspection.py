@@ -89,7 +89,10 @@ def inspect_folder(folder: Path, base: Base | None, *, deep: bool = False) -> In
 def adapters_in(paths: Iterable[Path]) -> Iterator[Path]:
     """The adapter folders that the paths name: each path itself, or its subfolders that hold files of an adapter."""
     for path in paths:
-        inside = [] if _has_files(path) or not path.is_dir() else sorted(filter(_has_files, path.iterdir()))
+        try:
+            inside = [] if _has_files(path) else sorted(filter(_has_files, path.iterdir()))
+        except OSError:  # the inspection says what is wrong with it
+            inside = []
         yield from inside or [path]
 
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from scute.admission.reasons import Reasons
@@ -21,14 +21,23 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F4": torch.float4_e2m1fn_x2,
+    "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
 """What safetensors calls the dtypes of PyTorch; a file with any other is read as damaged, as PyTorch cannot hold it."""
+
+DAMAGED = (SafetensorError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, OverflowError)
+"""What safetensors and PyTorch raise for a file that is no safetensors file, or that no tensor can be made of."""
 
 
 class Tensors:
@@ -124,7 +133,7 @@ def _fits(found: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file on the meta device. Raises SafetensorError, KeyError (a dtype) and OSError."""
+    """The tensors of a safetensors file on the meta device. Raises the errors of DAMAGED, and OSError."""
     with safe_open(path, framework="pt") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         return {

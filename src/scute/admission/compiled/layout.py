@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from scute.admission.compiled.manifest import MemberEntry, PairEntry, TermEntry
@@ -11,19 +12,25 @@ from scute.algebra.form import Member, Owner, SharedPair, Term
 
 def only_pair(members: Mapping[str, Member]) -> SharedPair | None:
     """The shared pair of an adapter. Raises ValueError for two of them, and for factors that are shared without one."""
-    pairs: dict[str, SharedPair] = {}
+    pairs: dict[int, SharedPair] = {}
     for name, member in members.items():
         for term in member.terms:
-            owners = {term.a_owner, term.b_owner}
-            if owners != {Owner.ADAPTER if term.pair is None else Owner.SHARED}:
+            if {term.a_owner, term.b_owner} != {Owner.ADAPTER if term.pair is None else Owner.SHARED}:
                 raise ValueError(f"{name}: a term has both factors of its own, or both of a shared pair")
             if not math.isfinite(term.c):
                 raise ValueError(f"{name}: c = {term.c} is not finite")
             if term.pair is not None:
-                pairs[term.pair.key] = term.pair
-    if len(pairs) > 1:
+                pairs[id(term.pair)] = term.pair
+                if not _is_leading_part(term, term.pair):
+                    raise ValueError(f"{name}: its shared factors are not the leading part of the pair")
+    found = list(pairs.values())
+    if not all(torch.equal(pair.a, found[0].a) and torch.equal(pair.b, found[0].b) for pair in found[1:]):
         raise ValueError("an adapter has at most one shared pair")
-    return next(iter(pairs.values()), None)
+    return found[0] if found else None
+
+
+def _is_leading_part(term: Term, pair: SharedPair) -> bool:
+    return torch.equal(term.a, pair.a[: term.a.shape[0]]) and torch.equal(term.b, pair.b[:, : term.b.shape[1]])
 
 
 def named_tensors(members: Mapping[str, Member], pair: SharedPair | None) -> Iterator[tuple[str, Tensor]]:

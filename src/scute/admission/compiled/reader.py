@@ -1,12 +1,10 @@
 """From a compiled folder back to the members that it was written from."""
 
 import hashlib
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
@@ -24,7 +22,7 @@ from scute.admission.methods.oft import MAX_WIDTH
 from scute.admission.methods.vera import drawn_pair, pair_of
 from scute.admission.reasons import Reasons
 from scute.admission.sites import no_module
-from scute.admission.tensors import Tensors, read_header
+from scute.admission.tensors import DAMAGED, Tensors, read_header
 from scute.algebra.form import AdapterForm, Bias, Member, Owner, Rotation, SharedPair, Term
 from scute.errors import Code, Refusal
 
@@ -71,9 +69,9 @@ def _read_tensors(folder: Path, manifest: Manifest, reasons: Reasons, values: bo
         )
     try:
         return Tensors(_verified(path, manifest) if values else read_header(path), reasons, WEIGHTS_FILE)
-    except (SafetensorError, ValueError, AttributeError, KeyError) as error:
-        if isinstance(error, Refusal):
-            raise
+    except Refusal:
+        raise
+    except DAMAGED as error:
         raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is cut off or damaged: {error}. Copy it again.") from error
 
 
@@ -176,6 +174,6 @@ def _pair(
     shape_a, shape_b = (entry.rank, entry.inputs), (entry.outputs, entry.rank)
     if entry.drawn_from is None:
         return pair_of(tensors.take("pair.A", *shape_a), tensors.take("pair.B", *shape_b))
-    if tensors.has_values and math.prod(shape_a) + math.prod(shape_b) and not tensors.reasons.found:
+    if tensors.has_values and not tensors.reasons.found:
         return drawn_pair(entry.drawn_from, shape_a, shape_b, base.dtype)
     return pair_of(torch.empty(shape_a, device="meta"), torch.empty(shape_b, device="meta"))
