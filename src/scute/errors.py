@@ -27,6 +27,11 @@ class Code(StrEnum):
     TENSOR_SHAPE = "tensor.shape"
     TENSOR_DTYPE = "tensor.dtype"
     TENSOR_NOT_FINITE = "tensor.not_finite"
+    # manifest.json of a compiled folder
+    COMPILED_VERSION = "compiled.version"
+    COMPILED_MANIFEST = "compiled.manifest"
+    COMPILED_HASH = "compiled.hash"
+    COMPILED_BASE = "compiled.base"
     # the adapter against the engine
     MODULE_UNSUPPORTED = "module.unsupported"
     CAPACITY_RANK = "capacity.rank"
@@ -50,14 +55,14 @@ class Refusal(ValueError):
 
     def __init__(self, code: Code, sentence: str) -> None:
         self.code = code
-        self.sentence = _printable(sentence)
+        self.sentence = printable(sentence)
         super().__init__(f"[scute:{code}] {self.sentence}")
 
     def __reduce__(self) -> tuple[type["Refusal"], tuple[Code, str]]:
         return Refusal, (self.code, self.sentence)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """One line of at most LONGEST characters that any encoding and any terminal takes: names come from files."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"

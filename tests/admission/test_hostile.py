@@ -1,6 +1,8 @@
 """Folders made to harm the engine: each is refused, in bounded time and memory and with a sentence of one line."""
 
 import contextlib
+import json
+import struct
 import time
 
 import pytest
@@ -9,6 +11,8 @@ from peft import LoraConfig, OFTConfig, VeraConfig
 from peft_oracle import rewrite_config, rewrite_tensors, save, toy
 
 from scute.admission import BaseModel, compile_adapter, patterns
+from scute.admission.compile import find_form
+from scute.admission.reasons import Reasons
 from scute.errors import LONGEST, Code, Refusal
 
 LORA = LoraConfig(target_modules=["q_proj", "v_proj"], r=4)
@@ -69,3 +73,13 @@ def test_a_rotation_that_does_not_exist(tmp_path, base):
     save(tmp_path, toy(torch.float32), OFTConfig(target_modules=["q_proj"], oft_block_size=3, use_cayley_neumann=False))
     rewrite_tensors(tmp_path, lambda tensors: {name: torch.full_like(t, 1e20) for name, t in tensors.items()})
     assert refused(tmp_path, base).code is Code.TENSOR_NOT_FINITE
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [2**64 - 1, 0], [0, 2**62, 2**62]])
+@pytest.mark.parametrize("values", [True, False])
+def test_a_shape_that_no_tensor_has(lora, base, shape: list[int], values: bool):
+    name = "base_model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (lora / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(Refusal):
+        find_form(lora, base, Reasons(), values=values)

@@ -11,6 +11,9 @@ from peft import IA3Config, LoraConfig, OFTConfig, VeraConfig
 from peft_oracle import Toy, rewrite_config, rewrite_tensors, save, toy
 
 from scute.admission import BaseModel, compile_adapter
+from scute.admission.compile import find_form
+from scute.admission.description import describe
+from scute.admission.reasons import Reasons
 from scute.errors import Code, Refusal
 
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -53,6 +56,54 @@ def refuse(folder, base, code, *culprits):
     for culprit in culprits:
         assert culprit in refusal.value.sentence
     assert str(refusal.value).startswith(f"[scute:{code}] ")
+    check_collected(folder, base, code, culprits)
+
+
+def check_collected(folder, base, code, culprits):
+    """The first reason that is collected is the one that is raised, from headers too but for values."""
+    for values in (True, False) if code is not Code.TENSOR_NOT_FINITE else (True,):
+        reasons = Reasons(collect=True)
+        assert find_form(folder, base, reasons, values=values) is None
+        assert reasons.found[0].code is code
+        told = " ".join(reason.sentence for reason in reasons.found)
+        assert [culprit for culprit in culprits if culprit.partition(" and ")[0] not in told] == []
+
+
+def test_every_reason_is_collected(copy_of, base):
+    """Independent ones, each once, and nothing that merely follows from another."""
+    folder = copy_of("dora")
+    rewrite_config(folder, use_qalora=True, modules_to_save=["lm_head"], new_thing=1)
+    rewrite_tensors(
+        folder,
+        lambda tensors: (
+            {name.replace("layers.1.self_attn.q", "layers.9.self_attn.q"): t for name, t in tensors.items()}
+            | {f"{Q}.extra": torch.ones(1), f"{Q}.other": torch.ones(1)}
+            | {A: torch.ones(3, 24), MAGNITUDE: torch.ones(2)}
+        ),
+    )
+    reasons = Reasons(collect=True)
+    assert find_form(folder, base, reasons, values=False) is None
+    assert [str(reason.code) for reason in reasons.found] == [
+        *["config.unsupported_field"] * 2,
+        "config.unknown_field",
+        *["tensor.no_module"] * 3,
+        *["tensor.shape"] * 2,
+        *["tensor.left_over"] * 2,
+    ]
+
+
+def test_every_wrong_field_is_collected(copy_of, base):
+    folder = copy_of("lora")
+    rewrite_config(folder, r="four", lora_alpha=None, bias="some")
+    reasons = Reasons(collect=True)
+    find_form(folder, base, reasons)
+    assert [reason.sentence.split()[2] for reason in reasons.found] == ["r:", "lora_alpha:", "bias:"]
+
+
+def test_headers_give_the_form_without_values(copy_of, base):
+    for kind in CONFIGS:
+        form = find_form(folder := copy_of(kind), base, Reasons(collect=True), values=False)
+        assert describe(form) == describe(compile_adapter(folder, base))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -94,7 +94,7 @@ def test_inspect_of_a_refused_folder_exits_with_1(base, folders, tmp_path):
 
 
 def test_wrong_usage_exits_with_2(folders, tmp_path):
-    assert scute("inspect", folders["lora-r3"]).exit_code == 2
+    assert scute("inspect", folders["lora-r3"], "--deep").exit_code == 2
     assert scute("inspect", folders["lora-r3"], "--base", tmp_path / "nowhere").exit_code == 2
     assert scute("inspect", folders["lora-r3"], "--base", tmp_path).exit_code == 2
     assert scute("nonsense").exit_code == 2
@@ -151,3 +151,21 @@ def test_the_command_imports_nothing_heavy():
     heavy = "{'torch', 'vllm', 'transformers', 'peft', 'pydantic'} & set(sys.modules)"
     code = f"import sys, scute.cli.main; assert not {heavy}, {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_compile_writes_a_folder_once(base, folders, tmp_path):
+    out = tmp_path / "out"
+    assert scute("compile", folders["dora"], out, "--base", base).exit_code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "members.safetensors"]
+    again = scute("compile", folders["ia3"], out, "--base", base)
+    assert (again.exit_code, "--force" in again.output) == (2, True)
+    assert scute("compile", folders["ia3"], out, "--base", base, "--force").exit_code == 0
+    assert json.loads((out / "manifest.json").read_text())["method"] == "(IA)3"
+
+
+def test_compile_of_a_refused_folder_exits_with_1(base, folders, tmp_path):
+    result = scute("compile", tmp_path, tmp_path / "out", "--base", base)
+    assert result.exit_code == 1
+    assert result.output.startswith("refused: folder.incomplete\n")
+    assert scute("compile", folders["dora"], tmp_path / "out", "--base", tmp_path).exit_code == 2
+    assert not (tmp_path / "out").exists()

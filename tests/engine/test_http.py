@@ -17,6 +17,8 @@ import requests
 from conftest import World, disagreement
 from damage import DAMAGES, write_damaged
 
+from scute.admission import compile_folder
+from scute.admission.base_folder import read_base
 from scute.engine.offline import Row
 from scute.errors import Code
 from scute.testing.adapters import write_adapter
@@ -75,7 +77,9 @@ def server(world, tmp_path_factory) -> Iterator[Server]:
     }  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--enforce-eager"]
     command += [f"--{name}={value}" for name, value in options.items()]
-    command += ["--lora-modules", *(f"{name}={world.folders[name]}" for name in STATIC)]
+    compile_folder(Path(world.folders["oft"]), root / "oft", read_base(world.base))
+    modules = {name: world.folders[name] for name in STATIC} | {"oft": root / "oft"}
+    command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
     log = root / "server.log"
     with log.open("wb") as output:
         environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
@@ -200,6 +204,17 @@ def test_a_bad_folder_in_place_leaves_the_old_adapter(world, server, tmp_path):
     folder = write_damaged(Path(world.folders["lora-r8"]), "nan", tmp_path / "nan")
     assert server.load("lora-r8", folder, load_inplace=True).status_code == 400
     check(world, server, ["lora-r8", "base"])
+
+
+def test_a_compiled_folder_is_loaded_like_any_other(world, server, tmp_path):
+    compile_folder(Path(world.folders["dora"]), tmp_path / "out", read_base(world.base))
+    assert server.load("compiled", tmp_path / "out").status_code == 200
+    prompt = tiny_prompts(1)[0]
+    assert server.complete("compiled", prompt) == server.complete("dora", prompt)
+    assert server.unload("compiled").status_code == 200
+    os.truncate(tmp_path / "out" / "members.safetensors", 1000)
+    answer = server.load("spoilt", tmp_path / "out")
+    assert (answer.status_code, Code.COMPILED_HASH in answer.text) == (400, True)
 
 
 def test_unloading_waits_for_running_requests(world, server):

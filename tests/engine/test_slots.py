@@ -1,6 +1,7 @@
 """The slots on the host, the shared pairs and the host store, without an engine."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,9 +155,9 @@ class Store:
         self.dropped: list[int] = []
         self.store = HostStore(100 / GIB, self.dropped.append)
 
-    def put(self, adapter: int, size: int, path: str = "/a", method: str = "LoRA") -> PackedAdapter:
+    def put(self, adapter: int, size: int, path: str = "/a", **fields: Any) -> PackedAdapter:
         self.store.check_fits(adapter, size)
-        packed = PackedAdapter(method, *lay_out({}, 0, pinned=False), None, size)
+        packed = PackedAdapter("LoRA", *lay_out({}, 0, pinned=False), None, size, **fields)
         self.store.put(adapter, path, packed)
         return packed
 
@@ -202,13 +203,12 @@ def test_drop_tells_once(host):
     assert host.store.get(2, "/a") is None
 
 
-def test_folders_of_one_method(host):
+def test_folders_that_need_base_weights(host):
     host.put(1, 10, path="/a")
-    host.put(2, 10, path="/b", method="DoRA")
+    assert host.store.paths_needing_base_weights() == []
+    host.put(2, 10, path="/b", needs_base_weights=True)
     host.put(3, 10, path="/c")
-    assert host.store.paths("LoRA") == [(1, "/a"), (3, "/c")]
-    assert host.store.paths("DoRA") == [(2, "/b")]
-    assert host.store.paths("VeRA") == []
+    assert host.store.paths_needing_base_weights() == [(2, "/b")]
 
 
 def test_a_redrawn_pair_goes_through_the_dtype_that_is_served():

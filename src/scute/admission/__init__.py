@@ -2,5 +2,6 @@
 
 from scute.admission.base import BaseModel, Projection
 from scute.admission.compile import compile_adapter
+from scute.admission.compiled.writer import compile_folder, write_folder
 
-__all__ = ["BaseModel", "Projection", "compile_adapter"]
+__all__ = ["BaseModel", "Projection", "compile_adapter", "compile_folder", "write_folder"]

@@ -1,6 +1,8 @@
 """What admission knows of the base model: its linear projections, by name, in order, with their shapes."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -62,6 +64,16 @@ class BaseModel:
     output_head: str | None = None
     embeddings: tuple[str, ...] = ()
     num_parameters: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of all that compiling depends on but for the dtype: names, shapes, biases, gated pairs.
+
+        The output head is left out: its size follows the vocabulary, which may grow.
+        """
+        body = [(n, p.in_features, p.out_features, p.has_bias) for n, p in self.projections.items()]
+        kept = [entry for entry in sorted(body) if entry[0] != self.output_head]
+        return hashlib.sha256(json.dumps([kept, sorted(self.gated_up.items())]).encode()).hexdigest()
 
     @classmethod
     def from_config(cls, hf_config: Any, dtype: torch.dtype) -> Self:

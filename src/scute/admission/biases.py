@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import Tensors
-from scute.admission.sites import PREFIX, Site, take
+from scute.admission.sites import PREFIX, Site
+from scute.admission.tensors import Tensors
 from scute.algebra.form import Bias, Member
 from scute.errors import Code, Refusal
 
@@ -30,13 +30,15 @@ def bias_only_members(tensors: Tensors, sites: Mapping[str, Site], base: BaseMod
         if module not in sites and projection.has_bias:
             name = f"{PREFIX}{module}.bias"
             reason = "The config has bias='all', which saves every bias."
-            bias = take(tensors, name, projection.out_features, reason=reason)
+            bias = tensors.take(name, projection.out_features, reason=reason)
             members[module] = Member(bias=Bias(replaced=bias))
     other = next((name for name in tensors.names if name.endswith(".bias")), None)
     if other is not None and other.removeprefix(PREFIX).rpartition(".")[0] not in base.projections:
-        raise Refusal(
-            Code.MODULE_UNSUPPORTED,
-            f"{other} is the bias of a module that is not a linear projection, and Scute serves projections only. "
-            "Train with a bias setting other than 'all'.",
+        tensors.reasons.add(
+            Refusal(
+                Code.MODULE_UNSUPPORTED,
+                f"{other} is the bias of a module that is not a linear projection, and Scute serves projections only. "
+                "Train with a bias setting other than 'all'.",
+            )
         )
     return members

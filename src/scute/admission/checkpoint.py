@@ -5,62 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from scute.admission.reasons import Reasons
+from scute.admission.tensors import CONFIG_FILE, DAMAGED, PICKLE_FILE, TENSOR_FILE, Tensors, read_header
 from scute.errors import Code, Refusal
-
-CONFIG_FILE = "adapter_config.json"
-TENSOR_FILE = "adapter_model.safetensors"
-PICKLE_FILE = "adapter_model.bin"
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-class Tensors:
-    """The tensors of a file, by name, on the CPU. Each can be taken once; what nobody took is an error."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._left = dict(tensors)
-
-    @property
-    def names(self) -> list[str]:
-        """The names not taken yet, in the order of the file."""
-        return list(self._left)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._left
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._left[name].shape)
-
-    def take(self, name: str, reason: str = "") -> Tensor:
-        """Remove and return a tensor. Refuses TENSOR_MISSING (with the reason), TENSOR_DTYPE, TENSOR_NOT_FINITE."""
-        if name not in self._left:
-            because = f" {reason}" if reason else ""
-            raise Refusal(Code.TENSOR_MISSING, f"{TENSOR_FILE} has no tensor {name}.{because}")
-        tensor = self._left.pop(name)
-        if tensor.dtype not in FLOATS:
-            raise Refusal(
-                Code.TENSOR_DTYPE,
-                f"{name} is {_short(tensor.dtype)}; expected one of {', '.join(map(_short, FLOATS))}. "
-                "Save the adapter unquantised.",
-            )
-        if not torch.isfinite(tensor).all():
-            raise Refusal(Code.TENSOR_NOT_FINITE, f"{name} holds NaN or infinity. The training run diverged; retrain.")
-        return tensor
-
-    def refuse_left_overs(self) -> None:
-        """Refuse TENSOR_LEFT_OVER if any tensor was not taken: it would have changed the maths."""
-        if self._left:
-            shown = ", ".join(self.names[:3])
-            more = f" and {len(self._left) - 3} more" if len(self._left) > 3 else ""
-            raise Refusal(
-                Code.TENSOR_LEFT_OVER,
-                f"{TENSOR_FILE} holds tensors that {CONFIG_FILE} gives no meaning to: {shown}{more}. "
-                "Serve the folder as PEFT's save_pretrained wrote it.",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +21,34 @@ class Checkpoint:
     tensors: Tensors
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the folder; never unpickles. Refuses with the codes of `folder.`."""
+def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: bool = True) -> Checkpoint | None:
+    """Read the folder; never unpickles. Refuses with the codes of `folder.`; None if that was collected.
+
+    values: whether to read more of the tensors than their names, shapes and dtypes.
+    """
+    reasons = Reasons() if reasons is None else reasons
     try:
         if not folder.is_dir():
             raise Refusal(
                 Code.FOLDER_MISSING,
                 f"the folder {folder.name!r} is not there: {folder}. Give the folder that holds {CONFIG_FILE}.",
             )
-        return Checkpoint(_read_config(folder / CONFIG_FILE), Tensors(_read_tensors(folder)))
+        config = reasons.attempt(read_config_file, folder / CONFIG_FILE)
+        tensors = reasons.attempt(_read_tensors, folder, values)
     except OSError as error:
-        raise Refusal(
-            Code.FOLDER_UNREADABLE, f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
-        ) from error
+        reason = f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
+        reasons.add(Refusal(Code.FOLDER_UNREADABLE, reason))
+        return None
+    except Refusal as refusal:
+        reasons.add(refusal)
+        return None
+    if config is None or tensors is None:
+        return None
+    return Checkpoint(config, Tensors(tensors, reasons))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The JSON object of a config. Refuses FOLDER_INCOMPLETE and FOLDER_UNREADABLE; raises OSError."""
     _require_file(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +59,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, values: bool) -> dict[str, Tensor]:
     path = folder / TENSOR_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise Refusal(
@@ -107,10 +69,9 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         )
     _require_file(path)
     try:
-        tensors: dict[str, Tensor] = load_file(path, device="cpu")
-    except (SafetensorError, ValueError, AttributeError, KeyError) as error:
+        return load_file(path, device="cpu") if values else read_header(path)
+    except DAMAGED as error:
         raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is cut off or damaged: {error}. Copy it again.") from error
-    return tensors
 
 
 def _require_file(path: Path) -> None:
@@ -121,7 +82,3 @@ def _require_file(path: Path) -> None:
         )
     if not path.is_file():
         raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is not a file.")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

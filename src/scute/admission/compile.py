@@ -1,13 +1,16 @@
-"""The admission compiler: from a folder that PEFT saved to the normal form, exactly or not at all."""
+"""The admission compiler: from a folder that PEFT or Scute saved to the normal form, exactly or not at all."""
 
 from pathlib import Path
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import bias_only_members
-from scute.admission.checkpoint import open_checkpoint
+from scute.admission.checkpoint import Checkpoint, open_checkpoint
+from scute.admission.compiled.manifest import is_compiled
+from scute.admission.compiled.reader import check_files, read_folder
 from scute.admission.config import read_config
 from scute.admission.methods.registry import method_of
-from scute.admission.sites import find_sites
+from scute.admission.reasons import Reasons
+from scute.admission.sites import find_sites, module_of
 from scute.admission.targets import check_targets
 from scute.algebra.form import AdapterForm
 
@@ -17,14 +20,57 @@ def compile_adapter(folder: Path, base: BaseModel) -> AdapterForm:
 
     Tensors are on the CPU in the dtype of the file. Raises Refusal, and nothing else for anything in the folder.
     """
-    checkpoint = open_checkpoint(Path(folder))
-    method = method_of(checkpoint.config)
-    method.check(checkpoint.config, checkpoint.tensors)
-    config = read_config(method.config, checkpoint.config)
-    sites = find_sites(checkpoint.tensors, method.suffixes, method.shared, base)
-    check_targets(config, sites, base)
-    members = method.build(config, sites, base, checkpoint.tensors)
+    form = find_form(Path(folder), base, Reasons())
+    assert form is not None, "reasons that are not collected are raised"
+    return form
+
+
+def find_form(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool = True) -> AdapterForm | None:
+    """`compile_adapter` with the refusals where `reasons` puts them; the form is None if one was collected.
+
+    values: False reads the headers of tensors alone, so that the tensors of the form are on the meta device.
+    """
+    if is_compiled(folder):
+        form = read_folder(folder, base, reasons, values=values)
+    else:
+        checkpoint = open_checkpoint(folder, reasons, values=values)
+        form = None if checkpoint is None else compile_checkpoint(checkpoint, base)
+    return None if reasons.found else form
+
+
+def check_alone(folder: Path, reasons: Reasons) -> None:
+    """Collect what is wrong with a folder whatever the base model is: its files, its config, the spelling of names."""
+    if is_compiled(folder):
+        check_files(folder, reasons)
+        return
+    checkpoint = open_checkpoint(folder, reasons, values=False)
+    method = None if checkpoint is None else reasons.attempt(method_of, checkpoint.config)
+    if checkpoint is not None and method is not None:
+        reasons.attempt(method.check, checkpoint.config, checkpoint.tensors)
+        read_config(method.config, checkpoint.config, reasons)
+        for name in checkpoint.tensors.names:
+            if name not in method.shared:
+                reasons.attempt(module_of, name, method.suffixes, None)
+
+
+def compile_checkpoint(checkpoint: Checkpoint, base: BaseModel) -> AdapterForm | None:
+    """The normal form of an open checkpoint. What depends on something that was refused is not judged."""
+    tensors, reasons = checkpoint.tensors, checkpoint.tensors.reasons
+    method = reasons.attempt(method_of, checkpoint.config)
+    if method is None:
+        return None
+    reasons.attempt(method.check, checkpoint.config, tensors)
+    config = read_config(method.config, checkpoint.config, reasons)
+    num_reasons = len(reasons.found)
+    sites = find_sites(tensors, method.suffixes, method.shared, base)
+    if config is None:
+        return None
+    if len(reasons.found) == num_reasons:  # a tensor with a wrong name may be the one that a target lacks
+        reasons.attempt(check_targets, config, sites, base, reasons)
+    members = reasons.attempt(method.build, config, sites, base, tensors) if sites else None
+    if members is None:
+        return None
     if getattr(config, "bias", "none") == "all":
-        members |= bias_only_members(checkpoint.tensors, sites, base)
-    checkpoint.tensors.refuse_left_overs()
+        members |= bias_only_members(tensors, sites, base)
+    tensors.refuse_left_overs()
     return AdapterForm(method.name, members)

@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, ValidationError
 
 from scute.admission import patterns
-from scute.admission.checkpoint import CONFIG_FILE
+from scute.admission.reasons import Reasons
+from scute.admission.tensors import CONFIG_FILE
 from scute.errors import Code, Refusal
 
 
@@ -72,21 +73,22 @@ class AdapterConfig(BaseModel):
 Config = TypeVar("Config", bound=AdapterConfig)
 
 
-def read_config(model: type[Config], raw: Mapping[str, Any]) -> Config:
-    """Check every field of the JSON and return the used ones.
+def read_config(model: type[Config], raw: Mapping[str, Any], reasons: Reasons) -> Config | None:
+    """Check every field of the JSON and return the used ones; None if one of these has no meaning.
 
     Refuses CONFIG_UNSUPPORTED_FIELD, CONFIG_UNKNOWN_FIELD or CONFIG_INVALID, naming the field.
     """
     used = model.model_fields.keys() - model.absent
     for name, value in raw.items():
         if name not in used and name not in model.inert and _is_on(name, value, model):
-            raise _refusal_of(name, value, model)
+            reasons.add(_refusal_of(name, value, model))
     try:
         return model.model_validate({name: value for name, value in raw.items() if name in used})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][:1])
-        raise Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field {where}: {first['msg']}.") from error
+        problems = {str(problem["loc"][0]): problem["msg"] for problem in reversed(error.errors())}
+        for where, message in reversed(problems.items()):
+            reasons.add(Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field {where}: {message}."))
+        return None
 
 
 def _is_on(name: str, value: Any, model: type[AdapterConfig]) -> bool:

@@ -47,6 +47,22 @@ class Description:
         """Names in the order of the formula."""
         return tuple(use.slot for use in self.slots if use.into is None)
 
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Ranks, ranks of shared factors and widths of R, as one reads them in a row."""
+        shared = [f"{rank} shared" for rank in self.shared_ranks]
+        return (*map(str, self.ranks), *shared, *(f"R {width}" for width in self.rotation_widths))
+
+    @property
+    def engine_needs(self) -> dict[str, int]:
+        """The least values of vLLM's flag and Scute's options that admit it; without those that it does not need."""
+        needs = {
+            "--max-lora-rank": max(self.ranks, default=0),
+            "shared_rank": max(self.shared_ranks, default=0),
+            "rotation_width": max(self.rotation_widths, default=0),
+        }
+        return {name: least for name, least in needs.items() if least}
+
 
 def describe(form: AdapterForm) -> Description:
     """Fold every member and add up what is there."""

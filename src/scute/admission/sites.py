@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from scute.admission.base import BaseModel, Projection
-from scute.admission.checkpoint import Tensors
+from scute.admission.tensors import Tensors
 from scute.errors import Code, Refusal
 
 PREFIX = "base_model.model."
@@ -40,30 +40,13 @@ class Site:
     def take(self, suffix: str, *shape: int | str, reason: str = "") -> Tensor:
         """The tensor, of that shape; a string in the shape names a free dimension (at least 1).
 
-        Refuses what `Tensors.take` does, and TENSOR_SHAPE.
+        Refuses what `Tensors.take` does.
         """
-        return take(self.tensors, self.name(suffix), *shape, reason=reason)
+        return self.tensors.take(self.name(suffix), *shape, reason=reason)
 
-
-def take(tensors: Tensors, name: str, *shape: int | str, reason: str = "") -> Tensor:
-    """Like `Site.take`, by the tensor's whole name. The shape is checked before any value is read."""
-    if name in tensors:
-        _require_shape(name, tensors.shape(name), *shape)
-    return tensors.take(name, reason)
-
-
-def _require_shape(name: str, found: tuple[int, ...], *shape: int | str) -> None:
-    """Refuse TENSOR_SHAPE unless the shape is the given one; a string stands for any positive size."""
-    fits = len(found) == len(shape) and all(
-        size > 0 if isinstance(want, str) else size == want for size, want in zip(found, shape, strict=True)
-    )
-    if not fits:
-        expected = ", ".join(str(want) for want in shape)
-        raise Refusal(
-            Code.TENSOR_SHAPE,
-            f"{name} has shape {list(found)}; expected [{expected}]. "
-            "Was the adapter trained on this base model, and were sharded weights gathered before saving?",
-        )
+    def refuse(self, refusal: Refusal) -> None:
+        """Raise or collect a refusal of the adapter."""
+        self.tensors.reasons.add(refusal)
 
 
 def find_sites(tensors: Tensors, suffixes: Iterable[str], shared: Iterable[str], base: BaseModel) -> dict[str, Site]:
@@ -74,12 +57,24 @@ def find_sites(tensors: Tensors, suffixes: Iterable[str], shared: Iterable[str],
     TENSOR_NO_MODULE and MODULE_UNSUPPORTED.
     """
     known, shared = tuple(suffixes), frozenset(shared)
-    modules = {_module_of(name, known, base) for name in tensors.names if name not in shared}
+    modules = {_module_or_refused(tensors, name, known, base) for name in tensors.names if name not in shared}
     return {m: Site(m, projection, tensors) for m, projection in base.projections.items() if m in modules}
 
 
-def _module_of(name: str, suffixes: tuple[str, ...], base: BaseModel) -> str | None:
-    """The module that the tensor adapts; None for a bias or for a name that nobody knows."""
+def _module_or_refused(tensors: Tensors, name: str, suffixes: tuple[str, ...], base: BaseModel) -> str | None:
+    try:
+        return module_of(name, suffixes, base)
+    except Refusal as refusal:
+        tensors.reasons.add(refusal)
+        tensors.discard(name)
+        return None
+
+
+def module_of(name: str, suffixes: tuple[str, ...], base: BaseModel | None) -> str | None:
+    """The module that the tensor adapts; None for a bias or for a name that nobody knows.
+
+    Without a base model the spelling alone is checked.
+    """
     if not name.startswith(PREFIX) or name.removeprefix(PREFIX).split(".")[0] in WRAPPERS:
         raise _wrong_spelling(name, _expected_spelling(name))
     path = name.removeprefix(PREFIX)
@@ -88,8 +83,8 @@ def _module_of(name: str, suffixes: tuple[str, ...], base: BaseModel) -> str | N
     if module is None:
         _refuse_adapter_name(name, path, suffixes)
         return None
-    if module not in base.projections:
-        raise _no_module(name, module, base)
+    if base is not None and module not in base.projections:
+        raise no_module(name, module, base)
     return module
 
 
@@ -136,7 +131,8 @@ def _wrong_spelling(name: str, expected: str) -> Refusal:
     )
 
 
-def _no_module(name: str, module: str, base: BaseModel) -> Refusal:
+def no_module(name: str, module: str, base: BaseModel) -> Refusal:
+    """The refusal of a tensor whose module the base model does not have, or has as an embedding."""
     if module in base.embeddings:
         return Refusal(Code.MODULE_UNSUPPORTED, f"{name} adapts the embedding {module}; Scute serves projections only.")
     nearest = difflib.get_close_matches(module, base.projections, n=3, cutoff=0.5)

@@ -4,41 +4,48 @@ PEFT only warns when the two differ, and goes on with untrained weights; here th
 Source: `check_target_module_exists` and `_maybe_include_all_linear_layers`, peft/tuners/tuners_utils.py, 0.21.2.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from scute.admission import patterns
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import CONFIG_FILE, TENSOR_FILE
 from scute.admission.config import AdapterConfig
+from scute.admission.reasons import Reasons
+from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.errors import Code, Refusal
 
 ALL_LINEAR = "all-linear"
 
 
-def check_targets(config: AdapterConfig, sites: Collection[str], base: BaseModel) -> None:
+def check_targets(config: AdapterConfig, sites: Collection[str], base: BaseModel, reasons: Reasons) -> None:
     """Refuse CONFIG_MISMATCH, TENSOR_MISSING or MODULE_UNSUPPORTED unless the config targets exactly the sites."""
-    embedding = next((name for name in base.embeddings if is_targeted(config, name, base)), None)
-    if embedding is not None:
-        raise Refusal(
-            Code.MODULE_UNSUPPORTED,
-            f"{CONFIG_FILE}: target_modules includes the embedding {embedding}; Scute serves projections only.",
-        )
+    for refusal in _differences(config, sites, base):
+        reasons.add(refusal)
+
+
+def _differences(config: AdapterConfig, sites: Collection[str], base: BaseModel) -> Iterator[Refusal]:
+    for embedding in base.embeddings:
+        if is_targeted(config, embedding, base):
+            yield Refusal(
+                Code.MODULE_UNSUPPORTED,
+                f"{CONFIG_FILE}: target_modules includes the embedding {embedding}; Scute serves projections only.",
+            )
     targeted = [name for name in base.projections if is_targeted(config, name, base)]
     if not targeted:
-        raise Refusal(
+        yield Refusal(
             Code.CONFIG_MISMATCH,
             f"{CONFIG_FILE}: target_modules = {config.target_modules!r} matches no linear projection of the base "
             "model. Is this the adapter's base model?",
         )
+        return
     for name in targeted:
         if name not in sites:
-            raise Refusal(
+            yield Refusal(
                 Code.TENSOR_MISSING,
                 f"{CONFIG_FILE} targets {name}, but {TENSOR_FILE} has no tensor for it. The save is incomplete.",
             )
     for name in sites:
         if name not in targeted:
-            raise Refusal(
+            yield Refusal(
                 Code.CONFIG_MISMATCH,
                 f"{TENSOR_FILE} adapts {name}, but target_modules in {CONFIG_FILE} does not include it. "
                 "PEFT would ignore these tensors.",

@@ -27,12 +27,14 @@ class SharedPair:
     """A frozen pair of factors that many adapters, layers and slices use in common (VeRA).
 
     a: [max_in, rank]; b: [rank, max_out]. A layer uses the leading rows of `a` and columns of `b`.
-    key: digest of the values; equal keys mean the same pair.
+    key: digest of the values; equal keys mean the same pair. drawn_from: the key of the generator that the values were
+    drawn from for the dtype of the base model, or None if they came with the adapter.
     """
 
     key: str
     a: Tensor
     b: Tensor
+    drawn_from: int | None = None
 
     @property
     def rank(self) -> int:

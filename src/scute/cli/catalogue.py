@@ -19,6 +19,7 @@ GROUPS = {
     "method": "The method",
     "init": "The initialisation",
     "tensor": "adapter_model.safetensors",
+    "compiled": "manifest.json of a compiled folder",
     "module": "The adapted modules",
     "capacity": "The sizes that the engine was started with",
     "peer": "Other ranks",
@@ -96,6 +97,22 @@ CATALOGUE: dict[Code, Entry] = {
     Code.TENSOR_NOT_FINITE: Entry(
         "A tensor holds NaN or infinity, or is beyond the range of the LoRA dtype.",
         "Train it again; a value beyond float16 can be served with --dtype bfloat16.",
+    ),
+    Code.COMPILED_VERSION: Entry(
+        "The folder was written in a format that this Scute does not read.",
+        "Compile the adapter again with this Scute, or serve it with the one that wrote it.",
+    ),
+    Code.COMPILED_MANIFEST: Entry(
+        "A field of the manifest is missing, unknown or contradicts another.",
+        "Compile the adapter again; the manifest is not made to be edited.",
+    ),
+    Code.COMPILED_HASH: Entry(
+        "The tensors are not the ones that the manifest was written for.",
+        "Copy the folder again, or compile it again.",
+    ),
+    Code.COMPILED_BASE: Entry(
+        "The folder was compiled for a base model with other projections.",
+        "Compile the adapter for this base model.",
     ),
     Code.MODULE_UNSUPPORTED: Entry(
         "The adapter changes something that is no plain linear projection of this engine.",

@@ -1,106 +1,61 @@
-"""`scute inspect`: what an adapter folder compiles to on a base model, or why it is refused."""
+"""`scute inspect`: what adapter folders compile to on a base model, or every reason why they are refused."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scute.cli.findings import COLUMNS, as_json, as_row, print_one
 from scute.cli.output import print_json, print_table
-from scute.errors import Refusal
 
 if TYPE_CHECKING:
-    from scute.admission import BaseModel
-    from scute.admission.description import Description
+    from scute.admission.inspection import Base
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(help="The folder that PEFT's save_pretrained wrote.")],
+    folders: Annotated[list[Path], typer.Argument(help="Adapter folders, or folders that hold adapter folders.")],
     base: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="The base model's folder; its config.json is enough.")
-    ],
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="The base model's folder; its config.json is enough."),
+    ] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Read the values too: how far from the identity it is.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compile an adapter for a base model and say what it is made of, or why it is refused.
+    """Say what adapters are made of on a base model, or all that is wrong with them.
 
-    Reads the base model's configuration, not its weights. The limits of an engine are not applied: the last line
-    says what the engine has to be started with.
+    Reads headers only, so that a NaN is found with --deep alone. Without --base it checks what the folder alone
+    decides. The limits of an engine are not applied: one line says what the engine has to be started with.
     """
-    from scute.admission import compile_adapter
-    from scute.admission.description import describe
+    from scute.admission.inspection import adapters_in, inspect_folder
 
-    base_model = _base_model(base)
-    try:
-        found = describe(compile_adapter(folder, base_model))
-    except Refusal as refusal:
-        _print_refusal(refusal, json)
-        raise typer.Exit(1) from refusal
+    if deep and base is None:
+        raise typer.BadParameter("--deep needs --base")
+    on = None if base is None else _base(base)
+    model = None if on is None else on.model
+    paths = list(adapters_in(folders))
+    if len(paths) == 1 and paths == folders:
+        found = inspect_folder(paths[0], on, deep=deep)
+        if json:
+            print_json(as_json(found, model))
+        else:
+            print_one(found, model)
+        raise typer.Exit(1 if found.reasons else 0)
+    render = as_json if json else as_row
+    each = (inspect_folder(path, on, deep=deep) for path in paths)
+    rendered = [(render(found, model), bool(found.reasons)) for found in each]  # small: the folders are not kept
     if json:
-        print_json(_as_json(found))
+        print_json([told for told, _ in rendered])
     else:
-        _print_text(found)
+        print_table(COLUMNS, [tuple(row) for row, _ in rendered])
+    raise typer.Exit(1 if any(refused for _, refused in rendered) else 0)
 
 
-def _base_model(folder: Path) -> "BaseModel":
+def _base(folder: Path) -> "Base":
     """Raises BadParameter where transformers cannot make the folder's model."""
-    import torch
-    from transformers import AutoConfig
-
-    from scute.admission import BaseModel
+    from scute.admission.base_folder import read_base
+    from scute.admission.inspection import Base
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return BaseModel.from_config(config, getattr(config, "dtype", None) or torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise typer.BadParameter(
-            f"transformers cannot build the model of {folder}: {error}", param_hint="--base"
-        ) from (error)
-
-
-def _print_refusal(refusal: Refusal, json: bool) -> None:
-    if json:
-        print_json({"served": False, "code": refusal.code, "sentence": refusal.sentence})
-    else:
-        typer.echo(f"refused: {refusal.code}\n{refusal.sentence}")
-
-
-def _as_json(found: "Description") -> dict[str, Any]:
-    return {"served": True, **asdict(found), "live_slots": found.live_slots, "engine": _engine_needs(found)}
-
-
-def _print_text(found: "Description") -> None:
-    lines = {
-        "method": found.method,
-        "projections": str(found.num_projections),
-        "ranks": _listed(found.ranks),
-        "shared ranks": _listed(found.shared_ranks),
-        "blocks of R": _listed(found.rotation_widths),
-        "live slots": _listed(found.live_slots),
-        "bytes owned": f"{found.owned_bytes:,}",
-        "bytes shared": f"{found.shared_bytes:,}",
-        "engine": _listed([f"{name} >= {least}" for name, least in _engine_needs(found).items()]),
-    }
-    for name, value in lines.items():
-        typer.echo(f"{name:13} {value}")
-    if found.slots:
-        print_table(
-            ("slot", "projections", "becomes", "because"),
-            [
-                (use.slot, str(use.num_projections), f"part of {use.into}" if use.into else "live", use.reason)
-                for use in found.slots
-            ],
-        )
-
-
-def _engine_needs(found: "Description") -> dict[str, int]:
-    """The least values of vLLM's flag and Scute's options that admit the adapter; without those it does not need."""
-    needs = {
-        "--max-lora-rank": max(found.ranks, default=0),
-        "shared_rank": max(found.shared_ranks, default=0),
-        "rotation_width": max(found.rotation_widths, default=0),
-    }
-    return {name: least for name, least in needs.items() if least}
-
-
-def _listed(values: Any) -> str:
-    return ", ".join(str(value) for value in values) or "none"
+        return Base(read_base(folder), folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--base") from error

@@ -2,7 +2,7 @@
 
 import typer
 
-from scute.cli import calibrate, check, inspect, methods, predict, refusals, tune
+from scute.cli import calibrate, check, compile, inspect, methods, predict, refusals, tune
 
 app = typer.Typer(
     name="scute",
@@ -13,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("inspect")(inspect.inspect)
+app.command("compile")(compile.compile_)
 app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)

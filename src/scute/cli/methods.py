@@ -27,7 +27,7 @@ class Row:
 
 def methods(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the methods: the slots that each owns, folds and keeps live, and the tensors it is read from."""
-    from scute.admission.checkpoint import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE
+    from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE
 
     rows = tuple(table())
     if json:

@@ -15,9 +15,10 @@ An adapter that cannot be served exactly is refused, and the engine goes on with
 or the field. Over HTTP it is a 400 (404 for `folder.missing`); in Python it is `scute.errors.Refusal`, a `ValueError`,
 with `.code` and `.sentence`. Codes do not change between releases; sentences may.
 
-`scute inspect FOLDER --base MODEL` tells without an engine whether a folder is refused, but for what depends on how
-the engine was started: codes that start with `capacity.` or `peer.`, a projection that the engine does not adapt
-(`module.unsupported`), and a value that its dtype does not hold (`tensor.not_finite`).
+An engine names the first reason. `scute inspect FOLDER --base MODEL` tells all of them without an engine, but for what
+depends on how one was started: codes that start with `capacity.` or `peer.`, a projection that the engine does not
+adapt (`module.unsupported`), and a value that its dtype does not hold (`tensor.not_finite`). It reads headers; what the
+values decide (`tensor.not_finite`, `compiled.hash`) needs `--deep`.
 
 This page is made by `scute refusals --markdown > docs/refusals.md`.
 """

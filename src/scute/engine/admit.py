@@ -11,6 +11,7 @@ from vllm.lora.utils import get_adapter_absolute_path
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from scute.admission import compile_adapter
+from scute.admission.compiled.manifest import tensor_file
 from scute.algebra.form import AdapterForm, Member, SharedPair
 from scute.engine import weights
 from scute.engine.layers import ScuteLinear
@@ -26,7 +27,7 @@ LocalMembers = dict[str, list[Member | None]]
 
 
 def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAdapter:
-    """The adapter of a PEFT folder, ready to copy into this rank's arena.
+    """The adapter of a folder, ready to copy into this rank's arena.
 
     Collective under tensor parallelism: every rank admits the same adapters in the same order, and all of them
     refuse if one does. Raises Refusal.
@@ -36,7 +37,7 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
         form = compile_adapter(folder, manager.base_model)
         members = _place(manager, form)
         squares = _square_sums(manager, members)
-        file_bytes = (folder / "adapter_model.safetensors").stat().st_size
+        file_bytes = tensor_file(folder).stat().st_size
         agreement.succeed()
     _check_capacity(manager, adapter_id, form)
     manager.store.check_fits(adapter_id, file_bytes)
@@ -44,7 +45,8 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
     pair = _shared_pair(form)
     with _AllOrNone() as agreement:
         buffer, entries = lay_out(_pack(manager, members), manager.num_slices, manager.pins_memory)
-        packed = PackedAdapter(form.method, buffer, entries, None if pair is None else pair.key, file_bytes)
+        pair_key = None if pair is None else pair.key
+        packed = PackedAdapter(form.method, buffer, entries, pair_key, file_bytes, _needs_base_weights(form))
         _check_pair_finite(pair, manager.lora_config.lora_dtype)
         manager.check_device_memory(adapter_id, packed)
         agreement.succeed()
@@ -83,6 +85,10 @@ def _check_capacity(manager: "ScuteModelManager", adapter_id: int, form: Adapter
 
 def _shared_pair(form: AdapterForm) -> SharedPair | None:
     return next((t.pair for m in form.members.values() for t in m.terms if t.pair is not None), None)
+
+
+def _needs_base_weights(form: AdapterForm) -> bool:
+    return any(member.magnitude is not None for member in form.members.values())
 
 
 def _place(manager: "ScuteModelManager", form: AdapterForm) -> LocalMembers:

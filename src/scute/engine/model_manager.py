@@ -160,7 +160,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
     def readmit_dora(self) -> None:
         """Admit again, now rather than in a step; one that is refused by now is dropped, with its reason in the log."""
-        for adapter_id, path in self.store.paths(method="DoRA"):
+        for adapter_id, path in self.store.paths_needing_base_weights():
             self.store.drop(adapter_id)
             try:
                 self._admit(adapter_id, path)

@@ -25,7 +25,7 @@ class PackedAdapter:
     buffer: uint8 [units * UNIT_BYTES], pinned where there is a GPU: every piece, back to back. entries: int32
     [slices, FIELDS], its rows of the table, with offsets from the start of the buffer and no shared pair yet.
     pair_key: the shared factors it refers to, or None. file_bytes: size of the adapter's file, the measure of the
-    host budget (equal on every rank).
+    host budget (equal on every rank). needs_base_weights: whether it has to be admitted again when these change.
     """
 
     method: str
@@ -33,6 +33,7 @@ class PackedAdapter:
     entries: npt.NDArray[np.int32]
     pair_key: str | None
     file_bytes: int
+    needs_base_weights: bool = False
 
     @property
     def units(self) -> int:

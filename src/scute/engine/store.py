@@ -58,6 +58,6 @@ class HostStore:
         if self._entries.pop(adapter_id, None) is not None:
             self._on_drop(adapter_id)
 
-    def paths(self, method: str) -> list[tuple[int, str]]:
-        """(id, folder) of the adapters of one method, in the order of admission."""
-        return [(i, e.path) for i, e in self._entries.items() if e.packed.method == method]
+    def paths_needing_base_weights(self) -> list[tuple[int, str]]:
+        """(id, folder) of the adapters whose slots follow from base weights, in the order of admission."""
+        return [(i, e.path) for i, e in self._entries.items() if e.packed.needs_base_weights]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
-from scute.admission.checkpoint import Tensors
 from scute.admission.methods.lora import LowRankConfig, check_init, take_factors
 from scute.admission.methods.method import Method
 from scute.admission.sites import Site
+from scute.admission.tensors import Tensors
 from scute.algebra.form import Bias, Member, Term
 
 MAGNITUDE = "lora_magnitude_vector"

@@ -15,11 +15,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import CONFIG_FILE, Tensors
 from scute.admission.config import AdapterConfig, Names
 from scute.admission.methods.method import Method
 from scute.admission.patterns import whole_name
 from scute.admission.sites import Site
+from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.fold import product
 from scute.algebra.form import Bias, Member, Rotation
 from scute.errors import Code, Refusal
@@ -67,11 +67,14 @@ def _is_feed_forward(config: Ia3Config, site: Site) -> bool:
     if named is None:
         return shape == input_side
     if output_side != input_side and shape == (output_side if named else input_side):
-        raise Refusal(
-            Code.CONFIG_MISMATCH,
-            f"{site.name(VECTOR)} has shape {list(shape)}, which is the {'output' if named else 'input'} side, but "
-            f"feedforward_modules in {CONFIG_FILE} says the other. PEFT cannot load this adapter either.",
+        site.refuse(
+            Refusal(
+                Code.CONFIG_MISMATCH,
+                f"{site.name(VECTOR)} has shape {list(shape)}, which is the {'output' if named else 'input'} side, but "
+                f"feedforward_modules in {CONFIG_FILE} says the other. PEFT cannot load this adapter either.",
+            )
         )
+        return shape == input_side
     return named
 
 

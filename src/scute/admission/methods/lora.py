@@ -17,11 +17,11 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
-from scute.admission.checkpoint import CONFIG_FILE, Tensors
 from scute.admission.config import AdapterConfig, AlphaPattern, RankPattern
 from scute.admission.methods.method import Method, RawConfig
 from scute.admission.patterns import end_of_name
 from scute.admission.sites import Site
+from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.fold import product
 from scute.algebra.form import Bias, Member, Term
 from scute.errors import Code, Refusal

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from scute.admission.base import BaseModel
-from scute.admission.checkpoint import Tensors
 from scute.admission.config import AdapterConfig
 from scute.admission.sites import Site
+from scute.admission.tensors import Tensors
 from scute.algebra.form import Member
 
 RawConfig = Mapping[str, Any]

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
-from scute.admission.checkpoint import CONFIG_FILE, TENSOR_FILE, Tensors
 from scute.admission.config import AdapterConfig
 from scute.admission.methods.method import Method, RawConfig
 from scute.admission.sites import Site
+from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE, Tensors
 from scute.algebra.form import Bias, Member, Rotation
 from scute.errors import Code, Refusal
 
@@ -73,6 +73,11 @@ def build(config: OftConfig, sites: Mapping[str, Site], _: BaseModel, __: Tensor
 
 def _member(config: OftConfig, site: Site, last_twice: bool) -> Member:
     packed, width = _take_packed(config, site)
+    count = site.projection.in_features // width
+    bias = Bias(replaced=take_base_bias(site, config.bias))
+    wide = torch.promote_types(packed.dtype, torch.float32)
+    if packed.is_meta:
+        return Member(rotation=Rotation(torch.empty(count, width, width, dtype=wide, device="meta")), bias=bias)
     skew = _skew_symmetric(packed.double(), width)
     if config.coft:
         skew = _constrain(skew, config.eps)
@@ -80,28 +85,28 @@ def _member(config: OftConfig, site: Site, last_twice: bool) -> Member:
         blocks = neumann(skew, config.num_cayley_neumann_terms, last_twice=last_twice)
     else:
         blocks = _cayley_of(site, skew)
-    count = site.projection.in_features // width
-    blocks = blocks.expand(count, width, width).to(torch.promote_types(packed.dtype, torch.float32)).contiguous()
-    return Member(rotation=Rotation(blocks), bias=Bias(replaced=take_base_bias(site, config.bias)))
+    return Member(rotation=Rotation(blocks.expand(count, width, width).to(wide).contiguous()), bias=bias)
 
 
 def _take_packed(config: OftConfig, site: Site) -> tuple[Tensor, int]:
-    packed = site.tensors.take(site.name(WEIGHT))
+    packed = site.take(WEIGHT, *site.shape(WEIGHT))
     rows, entries = packed.shape if packed.dim() == 2 else (0, 0)
     width = (1 + math.isqrt(1 + 8 * entries)) // 2
     in_features = site.projection.in_features
     expected = 1 if config.block_share else in_features // width
     if width * (width - 1) // 2 != entries or in_features % width or rows != expected:
         blocks = "1" if config.block_share else "in / width"
-        raise Refusal(
-            Code.TENSOR_SHAPE,
-            f"{site.name(WEIGHT)} has shape {list(packed.shape)}; expected [{blocks}, width (width - 1) / 2] "
-            f"for a width that divides in = {in_features}.",
+        site.refuse(
+            Refusal(
+                Code.TENSOR_SHAPE,
+                f"{site.name(WEIGHT)} has shape {list(packed.shape)}; expected [{blocks}, width (width - 1) / 2] "
+                f"for a width that divides in = {in_features}.",
+            )
         )
+        return torch.empty(in_features, 0, device="meta"), 1
     if width > MAX_WIDTH:
-        raise Refusal(
-            Code.CAPACITY_ROTATION, f"{site.name(WEIGHT)} has blocks of {width}; at most {MAX_WIDTH} can be served."
-        )
+        wide = f"{site.name(WEIGHT)} has blocks of {width}; at most {MAX_WIDTH} can be served."
+        site.refuse(Refusal(Code.CAPACITY_ROTATION, wide))
     return packed, width
 
 

@@ -1,8 +1,8 @@
 """The methods that Scute serves, and which of them a config belongs to."""
 
-from scute.admission.checkpoint import CONFIG_FILE
 from scute.admission.methods import dora, ia3, lora, oft, vera
 from scute.admission.methods.method import Method, RawConfig
+from scute.admission.tensors import CONFIG_FILE
 from scute.errors import Code, Refusal
 
 METHODS: tuple[Method, ...] = (lora.METHOD, dora.METHOD, ia3.METHOD, vera.METHOD, oft.METHOD)

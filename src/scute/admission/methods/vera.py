@@ -12,6 +12,7 @@ save_projection = false they are not in the file and are generated anew from pro
 import hashlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -20,10 +21,10 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
-from scute.admission.checkpoint import Tensors
 from scute.admission.config import AdapterConfig
 from scute.admission.methods.method import Method
-from scute.admission.sites import Site, take
+from scute.admission.sites import Site
+from scute.admission.tensors import Tensors
 from scute.algebra.form import Bias, Member, Owner, SharedPair, Term
 
 A_NAME, B_NAME = "base_model.vera_A", "base_model.vera_B"
@@ -47,10 +48,11 @@ def build(config: VeraConfig, sites: Mapping[str, Site], base: BaseModel, tensor
     shape_a = (config.r, max(p.in_features for p in projections))
     shape_b = (max(p.out_features for p in projections), config.r)
     if config.save_projection:
-        factors = _saved(tensors, shape_a, shape_b)
+        pair = pair_of(*_saved(tensors, shape_a, shape_b))
+    elif tensors.has_values:
+        pair = drawn_pair(config.projection_prng_key, shape_a, shape_b, base.dtype)
     else:
-        factors = _generated(config.projection_prng_key, shape_a, shape_b, base.dtype)
-    pair = _pair(*factors)
+        pair = pair_of(torch.empty(shape_a, device="meta"), torch.empty(shape_b, device="meta"))
     return {module: _member(config, site, pair, *vectors[module]) for module, site in sites.items()}
 
 
@@ -74,18 +76,19 @@ def _member(config: VeraConfig, site: Site, pair: SharedPair, d: Tensor, e: Tens
 
 def _saved(tensors: Tensors, shape_a: tuple[int, int], shape_b: tuple[int, int]) -> tuple[Tensor, Tensor]:
     reason = "The config has save_projection = true."
-    return take(tensors, A_NAME, *shape_a, reason=reason), take(tensors, B_NAME, *shape_b, reason=reason)
+    return tensors.take(A_NAME, *shape_a, reason=reason), tensors.take(B_NAME, *shape_b, reason=reason)
 
 
-def _generated(
-    key: int, shape_a: tuple[int, int], shape_b: tuple[int, int], base_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The pair as PEFT draws it: A first, then B, in float32 on the CPU; then rounded through the base's dtype."""
+def drawn_pair(key: int, shape_a: tuple[int, int], shape_b: tuple[int, int], base_dtype: torch.dtype) -> SharedPair:
+    """The pair as PEFT draws it: A first, then B, in float32 on the CPU; then rounded through the base's dtype.
+
+    shape_a: (rank, in) and shape_b: (out, rank), of the widest projections.
+    """
     generator = torch.Generator(device="cpu").manual_seed(key)
     a, b = _kaiming(shape_a, generator), _kaiming(shape_b, generator)
     if base_dtype in (torch.float16, torch.bfloat16):
         a, b = a.to(base_dtype).float(), b.to(base_dtype).float()
-    return a, b
+    return replace(pair_of(a, b), drawn_from=key)
 
 
 def _kaiming(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -94,7 +97,10 @@ def _kaiming(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     return torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
 
 
-def _pair(a: Tensor, b: Tensor) -> SharedPair:
+def pair_of(a: Tensor, b: Tensor) -> SharedPair:
+    """The pair of A [rank, in] and B [out, rank], as files have them; without values its key is empty."""
+    if a.is_meta or b.is_meta:
+        return SharedPair("", a.T, b.T)
     digest = hashlib.sha256()
     for factor in (a, b):
         values = factor.to(torch.promote_types(factor.dtype, torch.float32)).contiguous()

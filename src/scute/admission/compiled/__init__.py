@@ -1,0 +1,1 @@
+"""Compiled folders: the normal form of an adapter on disk, written and read to the bit."""

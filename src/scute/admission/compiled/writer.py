@@ -1,0 +1,119 @@
+"""From members to a compiled folder: safetensors and a manifest, all of it or nothing."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from scute import __version__
+from scute.admission.base import BaseModel
+from scute.admission.compile import compile_adapter
+from scute.admission.compiled.layout import entry_of, named_tensors, only_pair, pair_entry, plain
+from scute.admission.compiled.manifest import (
+    FORMAT,
+    WEIGHTS_FILE,
+    BaseEntry,
+    Manifest,
+    SourceEntry,
+    WeightsEntry,
+    is_compiled,
+)
+from scute.admission.compiled.reader import read_folder
+from scute.admission.reasons import Reasons
+from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
+from scute.algebra.form import Member
+
+
+def compile_folder(
+    source: Path, out: Path, base: BaseModel, *, base_name: str | None = None, force: bool = False
+) -> None:
+    """Compile the PEFT folder `source` for `base` and write the result to `out`.
+
+    Raises Refusal for what is wrong with the source, and what `write_folder` raises.
+    """
+    source = Path(source)
+    if is_compiled(source):
+        raise ValueError(f"{source.name!r} is a compiled folder already: copy it")
+    form = compile_adapter(source, base)
+    config = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
+    version = config.get("peft_version")
+    origin = SourceEntry(
+        folder=source.resolve().name,
+        peft_version=version if isinstance(version, str) else None,
+        sha256={name: file_digest(source / name) for name in (CONFIG_FILE, TENSOR_FILE)},
+    )
+    write_folder(out, form.members, base, method=form.method, source=origin, base_name=base_name, force=force)
+
+
+def write_folder(
+    out: Path,
+    members: Mapping[str, Member],
+    base: BaseModel,
+    *,
+    method: str,
+    source: SourceEntry | None = None,
+    base_name: str | None = None,
+    force: bool = False,
+) -> None:
+    """Write a compiled folder, which the engine serves like a PEFT folder.
+
+    members: projection name, as "model.layers.0.self_attn.q_proj", to its member, whose tensors keep their dtype.
+    base: the model that they are for; base_name: what it is called. method: what a user reads, as "SSF". force:
+    replace a compiled folder that is there.
+
+    The folder is written beside `out`, read back and then renamed, so that `out` is whole or not there. Raises
+    FileExistsError; ValueError for members that the format has no place for; and Refusal for a tensor that an engine
+    would refuse, as one of a wrong shape.
+    """
+    out = Path(out)
+    _check_free(out, force)
+    pair = only_pair(members)
+    partial = out.parent / f".{out.name}.{os.getpid()}"
+    partial.mkdir(parents=True)
+    try:
+        save_file({name: plain(tensor) for name, tensor in named_tensors(members, pair)}, partial / WEIGHTS_FILE)
+        Manifest(
+            format=FORMAT,
+            scute=__version__,
+            method=method,
+            source=source,
+            base=BaseEntry(
+                folder=base_name, dtype=str(base.dtype).removeprefix("torch."), projections=base.fingerprint
+            ),
+            weights=WeightsEntry(sha256=file_digest(partial / WEIGHTS_FILE)),
+            pair=pair_entry(pair),
+            members={name: entry_of(member) for name, member in members.items()},
+        ).write(partial)
+        read_folder(partial, base, Reasons())
+        _rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_free(out: Path, force: bool) -> None:
+    if not out.exists():
+        return
+    if not force:
+        raise FileExistsError(f"{out} is there already; give another name, or --force to replace it")
+    if not is_compiled(out):
+        raise FileExistsError(f"{out} is no compiled folder, so it is not replaced; give another name")
+
+
+def _rename(partial: Path, out: Path) -> None:
+    if out.exists():
+        old = partial.with_name(f"{partial.name}.old")
+        out.rename(old)
+        partial.rename(out)
+        shutil.rmtree(old)
+    else:
+        partial.rename(out)

@@ -1,0 +1,115 @@
+"""An inspection as `scute inspect` prints it: text of one folder, a row of a table, JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from scute.cli.output import print_table
+from scute.errors import printable
+
+if TYPE_CHECKING:
+    from scute.admission import BaseModel
+    from scute.admission.inspection import Inspection
+
+COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "verdict")
+
+
+def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
+    """Everything; `served` is null where no base model was given and nothing is wrong."""
+    told: dict[str, Any] = {
+        "adapter": printable(str(found.folder)),
+        "served": False if found.reasons else True if found.form else None,
+        "disk_bytes": found.disk_bytes,
+    }
+    told |= {"method": found.facts.method, "config": asdict(found.facts), "warnings": list(found.warnings)}
+    if found.reasons:
+        told |= {"code": found.reasons[0].code, "sentence": found.reasons[0].sentence}
+        told["reasons"] = [{"code": reason.code, "sentence": reason.sentence} for reason in found.reasons]
+    if found.description is not None and base is not None:
+        packed, pair = _bytes(found, base)
+        told |= {**asdict(found.description), "live_slots": found.description.live_slots}
+        told |= {"engine": found.description.engine_needs, "packed_bytes": packed, "pair_bytes": pair}
+        told["deviations"] = [asdict(layer) for layer in found.deviations]
+    return told
+
+
+def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
+    """The cells of COLUMNS."""
+    rank = slots = device = ""
+    if found.description is not None and base is not None:
+        rank = _listed(found.description.sizes)
+        slots = " ".join(found.description.live_slots) or "none"
+        device = f"{_bytes(found, base)[0]:,}"
+    elif found.facts.rank is not None:
+        rank = str(found.facts.rank)
+    verdict = found.reasons[0].code if found.reasons else "served" if base is not None else "no objection"
+    return (
+        printable(found.folder.name),
+        found.facts.method or "",
+        rank,
+        slots,
+        f"{found.disk_bytes:,}",
+        device,
+        str(verdict),
+    )
+
+
+def print_one(found: "Inspection", base: "BaseModel | None") -> None:
+    """The reasons first, then what is known, the slots, and the deviations."""
+    for number, reason in enumerate(found.reasons):
+        typer.echo(f"{'also' if number else 'refused'}: {reason.code}\n{reason.sentence}")
+    for name, value in _lines(found, base):
+        typer.echo(f"{name:13} {value}")
+    if found.description is not None and found.description.slots:
+        print_table(
+            ("slot", "projections", "becomes", "because"),
+            [
+                (use.slot, str(use.num_projections), f"part of {use.into}" if use.into else "live", use.reason)
+                for use in found.description.slots
+            ],
+        )
+    if found.deviations:
+        headings = ("projection", "|s - 1| median", "max", "|R - I| largest", "norm", "norm of delta W")
+        print_table(headings, [_deviation_cells(asdict(layer)) for layer in found.deviations])
+
+
+def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str, str]]:
+    facts, description = found.facts, found.description
+    yield "method", facts.method or "unknown"
+    yield "PEFT", facts.peft_version or "version unknown"
+    yield "targets", _listed(facts.targets)
+    if description is not None and base is not None:
+        packed, pair = _bytes(found, base)
+        yield "projections", str(description.num_projections)
+        yield "ranks", _listed(description.ranks)
+        yield "shared ranks", _listed(description.shared_ranks)
+        yield "blocks of R", _listed(description.rotation_widths)
+        yield "live slots", _listed(description.live_slots)
+        yield "bytes owned", f"{description.owned_bytes:,}"
+        yield "bytes shared", f"{description.shared_bytes:,}"
+        yield "packed", f"{packed:,} bytes on the host, and on the device while active"
+        yield "pair", f"{pair:,} bytes on the device, once for all adapters that share it" if pair else "none"
+        yield "engine", _listed([f"{name} >= {least}" for name, least in description.engine_needs.items()])
+    elif base is None:
+        yield "rank", str(facts.rank or "unknown")
+        yield "slots", "give --base to see them"
+    yield "on disk", f"{found.disk_bytes:,} bytes"
+    yield from (("warning", warning) for warning in found.warnings)
+
+
+def _bytes(found: "Inspection", base: "BaseModel") -> tuple[int, int]:
+    from scute.engine.footprint import packed_bytes, pair_bytes
+
+    assert found.form is not None
+    return packed_bytes(found.form, base), pair_bytes(found.form, base)
+
+
+def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:
+    name, *values = layer.values()
+    return (str(name), *("" if value is None else f"{value:.3g}" for value in values))
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(str(value) for value in values) or "none"

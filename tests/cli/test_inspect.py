@@ -1,0 +1,186 @@
+"""`scute inspect`: every reason at once, warnings, deviations, many folders, and what is known without a base model."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from scute.cli.main import app
+from scute.testing.adapters import write_adapter
+from scute.testing.oracle import load_base
+from scute.testing.tiny import tiny_llama
+
+NAMES = ("lora-r3", "dora", "ia3", "vera", "vera-regenerated", "oft")
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def scute(*arguments: object):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def root(base, tmp_path_factory):
+    """A folder of good adapters."""
+    root, model = tmp_path_factory.mktemp("adapters"), load_base(base)
+    for name in NAMES:
+        write_adapter(model, name, root / name)
+    return root
+
+
+@pytest.fixture
+def copy_of(root, tmp_path):
+    return lambda name: shutil.copytree(root / name, tmp_path / name)
+
+
+def rewrite(folder, fields=None, change=lambda tensors: tensors):
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | (fields or {})))
+    save_file(change(load_file(folder / TENSORS)), folder / TENSORS)
+
+
+def looked_at(*arguments: object, exit_code: int = 0):
+    result = scute("inspect", *arguments, "--json")
+    assert result.exit_code == exit_code, result.output
+    return json.loads(result.output)
+
+
+def test_every_reason_is_told(copy_of, base):
+    folder, a = copy_of("lora-r3"), f"base_model.model.{Q}.lora_A.weight"
+    spoil = {"use_qalora": True, "new_thing": 1}
+    rewrite(folder, spoil, lambda t: t | {a: torch.ones(3, 7), "x": torch.ones(1), f"base_model.model.{Q}.y": t[a]})
+    codes = [
+        "config.unsupported_field",
+        "config.unknown_field",
+        "tensor.prefix",
+        "tensor.shape",
+        "tensor.left_over",
+    ]
+    found = looked_at(folder, "--base", base, exit_code=1)
+    assert sorted(reason["code"] for reason in found["reasons"]) == sorted(codes)
+    assert (found["served"], found["code"]) == (False, found["reasons"][0]["code"])
+    text = scute("inspect", folder, "--base", base)
+    assert text.exit_code == 1
+    assert [line.split()[1] for line in text.output.splitlines() if line.startswith(("refused: ", "also: "))] == [
+        reason["code"] for reason in found["reasons"]
+    ]
+
+
+def test_without_a_base_model(root, copy_of):
+    found = looked_at(root / "dora")
+    assert (found["served"], found["method"], found["config"]["rank"]) == (None, "DoRA", 16)
+    assert "q_proj" in found["config"]["targets"]
+    assert "--base" in scute("inspect", root / "dora").output
+    folder = copy_of("dora")
+    rewrite(folder, {"use_qalora": True}, lambda t: {f"module.{name}": tensor for name, tensor in t.items()})
+    told = {reason["code"] for reason in looked_at(folder, exit_code=1)["reasons"]}
+    assert told == {"config.unsupported_field", "tensor.prefix"}
+
+
+def test_a_compiled_folder(root, base, tmp_path):
+    scute("compile", root / "dora", tmp_path / "out", "--base", base)
+    assert looked_at(tmp_path / "out")["method"] == "DoRA"
+    found, source = looked_at(tmp_path / "out", "--base", base), looked_at(root / "dora", "--base", base)
+    for field in ("ranks", "slots", "owned_bytes", "packed_bytes", "engine"):
+        assert found[field] == source[field]
+    (tmp_path / "out" / "members.safetensors").unlink()
+    assert looked_at(tmp_path / "out", exit_code=1)["code"] == "folder.incomplete"
+
+
+def test_a_folder_of_folders(root, base, tmp_path):
+    found = looked_at(root, "--base", base)
+    assert [each["adapter"].rpartition("/")[2] for each in found] == sorted(NAMES)
+    assert all(each["served"] for each in found)
+    table = scute("inspect", root, "--base", base)
+    assert table.exit_code == 0
+    assert table.output.count("served") == len(NAMES)
+    bad = shutil.copytree(root / "lora-r3", tmp_path / "bad")
+    (bad / TENSORS).unlink()
+    two = scute("inspect", root / "dora", bad, "--base", base)
+    assert two.exit_code == 1
+    assert "folder.incomplete" in two.output
+
+
+def test_folders_beside_adapters_are_no_adapters(root, base, tmp_path):
+    shutil.copytree(root / "oft", tmp_path / "all" / "oft")
+    (tmp_path / "all" / "logs").mkdir()
+    (tmp_path / "all" / "notes.txt").write_text("")
+    assert len(looked_at(tmp_path / "all", "--base", base)) == 1
+    assert looked_at(tmp_path / "all" / "logs", "--base", base, exit_code=1)["code"] == "folder.incomplete"
+    assert looked_at(tmp_path / "nowhere", exit_code=1)["code"] == "folder.missing"
+
+
+def test_another_base_model_is_a_warning(copy_of, base):
+    folder = copy_of("lora-r3")
+    rewrite(folder, {"base_model_name_or_path": "someone/other-7b"})
+    (warning,) = looked_at(folder, "--base", base)["warnings"]
+    assert "'other-7b'" in warning
+    rewrite(folder, {"base_model_name_or_path": f"someone/{base.name}"})
+    assert looked_at(folder, "--base", base)["warnings"] == []
+
+
+def test_dead_tensors_and_nan_are_found_in_the_values(copy_of, base):
+    folder, b = copy_of("lora-r3"), f"base_model.model.{Q}.lora_B.weight"
+    rewrite(folder, change=lambda t: t | {b: torch.zeros_like(t[b])})
+    assert looked_at(folder, "--base", base)["warnings"] == []
+    found = looked_at(folder, "--base", base, "--deep")
+    assert found["warnings"] == [f"{b} is all zero"]
+    assert found["deviations"][0]["delta_norm"] == 0
+    rewrite(folder, change=lambda t: {name: torch.full_like(tensor, torch.nan) for name, tensor in t.items()})
+    assert looked_at(folder, "--base", base)["served"]
+    found = looked_at(folder, "--base", base, "--deep", exit_code=1)
+    assert {reason["code"] for reason in found["reasons"]} == {"tensor.not_finite"}
+    assert len(found["reasons"]) == len(load_file(folder / TENSORS))
+
+
+def test_deviations(root, base):
+    """Against the same numbers from whole matrices."""
+    deep = {name: looked_at(root / name, "--base", base, "--deep")["deviations"][0] for name in NAMES}
+    tensors = load_file(root / "dora" / TENSORS)
+    prefix = f"base_model.model.{Q}"
+    a, b = (tensors[f"{prefix}.lora_{which}.weight"].double().T for which in "AB")
+    weight = load_file(base / "model.safetensors")[f"{Q}.weight"].double().T
+    scale = tensors[f"{prefix}.lora_magnitude_vector"] / torch.linalg.vector_norm(weight + 2 * a @ b, dim=0)
+    assert deep["dora"]["delta_norm"] == pytest.approx(float((2 * a @ b).norm()))
+    assert deep["dora"]["scale_max"] == pytest.approx(float((scale - 1).abs().max()), rel=1e-6)
+    assert deep["dora"]["scale_median"] == pytest.approx(float((scale - 1).abs().median()), rel=1e-6)
+    assert 0 < deep["oft"]["rotation_max"] <= deep["oft"]["rotation_norm"]
+    assert deep["ia3"]["scale_max"] > deep["ia3"]["scale_median"] > 0
+    assert deep["vera"]["delta_norm"] > 0
+    text = scute("inspect", root / "oft", "--base", base, "--deep").output
+    assert "largest" in text
+
+
+def test_it_imports_no_vllm(root, base):
+    code = (
+        "import sys; from typer.testing import CliRunner; from scute.cli.main import app;"
+        f"assert CliRunner().invoke(app, ['inspect', {str(root / 'dora')!r}, '--base', {str(base)!r}]).exit_code == 0;"
+        "assert 'vllm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+HOSTILE = ["\ud800", "\x1b[31mred", "two\nlines", "x" * 10**5, ["\ud800", 3, {}], {"a": 1}, 10**300, True, None]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("field", ["peft_type", "peft_version", "base_model_name_or_path", "target_modules", "r"])
+def test_fields_that_are_shown_stay_printable(field, value, copy_of, base):
+    folder = copy_of("lora-r3")
+    rewrite(folder, {field: value})
+    for arguments in ([folder], [folder, "--base", base], [folder, folder, "--base", base]):
+        result = scute("inspect", *arguments)
+        assert result.exit_code in (0, 1), result.exception
+        assert isinstance(result.exception, SystemExit | None)
+        assert all(line.isprintable() for line in result.output.splitlines())
+        looked_at(*arguments, exit_code=result.exit_code)
