@@ -83,3 +83,9 @@ def test_every_binding_is_in_the_table():
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?://)([^)#]+)", (ROOT / page).read_text())
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest cannot collect them together."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

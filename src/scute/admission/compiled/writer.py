@@ -88,6 +88,8 @@ def write_folder(
             pair=pair_entry(pair),
             members={name: entry_of(member) for name, member in members.items()},
         ).write(partial)
+        # safetensors lets the owner alone read; a server may run as somebody else.
+        (partial / WEIGHTS_FILE).chmod((partial / MANIFEST_FILE).stat().st_mode)
         read_folder(partial, base, Reasons())
         _rename(partial, out)
     finally:
