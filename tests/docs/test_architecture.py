@@ -13,14 +13,15 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 MAY_IMPORT = {
     "errors": set(),
+    "agreement": set(),
     "algebra": set(),
     "admission": {"algebra", "errors"},
     "kernels": set(),
     "engine": {"algebra", "admission", "kernels", "errors"},
     "tuning": {"admission", "kernels", "errors"},
     "cli": {"algebra", "admission", "engine", "tuning", "errors"},
-    "testing": {"algebra", "admission", "engine", "errors"},
-    "demo": {"algebra", "admission", "engine", "errors", "testing"},
+    "testing": {"agreement", "algebra", "admission", "engine", "errors"},
+    "demo": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
 }
 HOMES = {"vllm": {"engine"}, "peft": {"testing", "demo"}, "triton": {"kernels"}, "typer": {"cli", "demo"}}
 FILES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
