@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "kernels": set(),
     "engine": {"algebra", "admission", "kernels", "errors"},
     "tuning": {"admission", "kernels", "errors"},
-    "cli": {"algebra", "admission", "engine", "tuning", "errors"},
+    "conversion": {"agreement", "algebra", "admission", "errors"},
+    "cli": {"algebra", "admission", "conversion", "engine", "tuning", "errors"},
     "testing": {"agreement", "algebra", "admission", "engine", "errors"},
     "demo": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
 }

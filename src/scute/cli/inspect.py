@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scute.cli.base import base_model
 from scute.cli.output import print_json, print_table
 from scute.errors import Refusal
 
 if TYPE_CHECKING:
-    from scute.admission import BaseModel
     from scute.admission.description import Description
 
 
@@ -29,9 +29,9 @@ def inspect(
     from scute.admission import compile_adapter
     from scute.admission.description import describe
 
-    base_model = _base_model(base)
+    known = base_model(base)
     try:
-        found = describe(compile_adapter(folder, base_model))
+        found = describe(compile_adapter(folder, known))
     except Refusal as refusal:
         _print_refusal(refusal, json)
         raise typer.Exit(1) from refusal
@@ -39,22 +39,6 @@ def inspect(
         print_json(_as_json(found))
     else:
         _print_text(found)
-
-
-def _base_model(folder: Path) -> "BaseModel":
-    """Raises BadParameter where transformers cannot make the folder's model."""
-    import torch
-    from transformers import AutoConfig
-
-    from scute.admission import BaseModel
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return BaseModel.from_config(config, getattr(config, "dtype", None) or torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise typer.BadParameter(
-            f"transformers cannot build the model of {folder}: {error}", param_hint="--base"
-        ) from (error)
 
 
 def _print_refusal(refusal: Refusal, json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import typer
 
-from scute.cli import check, inspect, methods, refusals, tune
+from scute.cli import check, convert, inspect, methods, refusals, tune
 
 app = typer.Typer(
     name="scute",
@@ -13,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("inspect")(inspect.inspect)
+app.command("convert")(convert.convert)
 app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
