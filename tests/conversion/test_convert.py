@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
-from conftest import workshop_of
 from peft import IA3Config, LoraConfig, OFTConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from workshop import workshop_of
 
 from scute.admission import BaseModel, compile_adapter
 from scute.agreement import agreement

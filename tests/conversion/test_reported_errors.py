@@ -66,7 +66,7 @@ def rest(matrix, approximation):
 @pytest.mark.parametrize("name", ["ia3", "oft"])
 def test_reported_errors_are_numpys_and_pefts(workshop, name, method, rank):
     kind, shop = workshop
-    adapter = shop.adapter(RECIPES[kind, name], name)
+    adapter = shop.adapter(RECIPES[kind, name], f"{name}-reported")
     out, done = shop.convert(adapter, f"{name}-{method}-{rank}", rank, method)
     modules = [layer.module for layer in done.layers]
     updates, inputs = merged_updates(shop, adapter, modules), inputs_under_peft(shop, adapter, modules)

@@ -20,11 +20,12 @@ MAY_IMPORT = {
     "engine": {"algebra", "admission", "kernels", "errors"},
     "tuning": {"admission", "kernels", "errors"},
     "conversion": {"agreement", "algebra", "admission", "errors"},
-    "cli": {"algebra", "admission", "conversion", "engine", "tuning", "errors"},
+    "cli": {"algebra", "admission", "conversion", "engine", "tuning", "verify", "errors"},
     "testing": {"agreement", "algebra", "admission", "engine", "errors"},
+    "verify": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
     "demo": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
 }
-HOMES = {"vllm": {"engine"}, "peft": {"testing", "demo"}, "triton": {"kernels"}, "typer": {"cli", "demo"}}
+HOMES = {"vllm": {"engine"}, "peft": {"testing", "demo", "verify"}, "triton": {"kernels"}, "typer": {"cli", "demo"}}
 FILES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 
 

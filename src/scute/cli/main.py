@@ -2,12 +2,12 @@
 
 import typer
 
-from scute.cli import check, convert, inspect, methods, refusals, tune
+from scute.cli import check, convert, inspect, methods, refusals, tune, verify
 
 app = typer.Typer(
     name="scute",
-    help="Look at PEFT adapters, and at the vLLM that is to serve them, without starting an engine.",
-    epilog="Exit codes: 0 done, 1 refused or incompatible, 2 wrong usage.",
+    help="Look at PEFT adapters, convert and verify them, and look at the vLLM that is to serve them.",
+    epilog="Exit codes: 0 done, 1 refused, incompatible or above a bound, 2 wrong usage.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -18,6 +18,7 @@ app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
 app.command("tune")(tune.tune)
+app.command("verify")(verify.verify)
 
 
 if __name__ == "__main__":
