@@ -29,7 +29,7 @@ def convert(
     that admission refuses or that changes a bias, and for base weights that cannot be read; FileExistsError for an
     `out` that is kept; ValueError for text, and for a state of distillation, that cannot be used; OSError for files.
     """
-    check_place(out, force=settings.force)
+    check_place(out, folder, force=settings.force)
     if settings.method is not Method.SVD and settings.data is None:
         raise ValueError(f"{settings.method} is fitted on text, and no data is given")
     form = compile_adapter(folder, base)

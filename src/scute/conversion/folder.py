@@ -16,10 +16,12 @@ from scute.admission.sites import PREFIX
 from scute.algebra.form import Term
 
 
-def check_place(out: Path, *, force: bool) -> None:
-    """Raises FileExistsError if something is at `out`, unless `force` is given and it is an adapter's folder."""
+def check_place(out: Path, source: Path, *, force: bool) -> None:
+    """Raises FileExistsError if something is at `out`, unless `force` is given and it is another adapter's folder."""
     if not out.exists():
         return
+    if out.resolve() == source.resolve():
+        raise FileExistsError(f"{out} is the adapter to convert")
     if not force:
         raise FileExistsError(f"{out} exists; --force replaces it")
     if not (out / CONFIG_FILE).is_file():

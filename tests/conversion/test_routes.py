@@ -7,13 +7,14 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, OFTConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
 from workshop import workshop_of
 
 from scute.admission import BaseModel, compile_adapter
 from scute.agreement import agreement
 from scute.algebra import update
 from scute.conversion import folder as lora_folder
-from scute.conversion import run
+from scute.conversion import moments, run
 from scute.conversion.prompts import random_prompts, read_prompts
 from scute.conversion.weights import BaseWeights
 from scute.errors import Code, Refusal
@@ -143,6 +144,8 @@ def test_a_folder_in_the_way_is_kept(tiny):
     with pytest.raises(FileExistsError, match="no adapter_config"):
         tiny.convert(adapter, "precious", 8)
     assert (tiny.root / "precious").is_dir()
+    with pytest.raises(FileExistsError, match="the adapter to convert"):
+        tiny.convert(adapter, "lora-r3", 8)
 
 
 def test_a_write_that_fails_leaves_what_was_there(tiny, monkeypatch):
@@ -202,3 +205,29 @@ def test_the_tensors_are_named_as_peft_names_them(tiny):
     tensors = load_file(out / "adapter_model.safetensors")
     by_peft = load_file(tiny.adapter("lora-r8", "lora-r8") / "adapter_model.safetensors")
     assert {name: t.shape for name, t in tensors.items()} == {name: t.shape for name, t in by_peft.items()}
+
+
+def test_weights_that_are_stored_the_other_way_round(tmp_path):
+    """GPT-2 has transformers' Conv1D; (IA)3 on the input of its MLP is a diagonal R, and leaves the bias alone."""
+    config = GPT2Config(vocab_size=256, n_embd=32, n_layer=1, n_head=2, n_positions=64, n_inner=32)
+    model = GPT2LMHeadModel(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "base")
+    shop = workshop_of(tmp_path / "base", tmp_path, tiny_prompts())
+    targets = {"feedforward_modules": ["mlp.c_proj"], "fan_in_fan_out": True}
+    adapter = shop.adapter(Recipe("(IA)3", IA3Config, 1, ("mlp.c_proj",), targets), "ia3")
+    out, done = shop.convert(adapter, "out", 32)
+    assert done.left_out < 1e-9
+    assert json.loads((out / "adapter_config.json").read_text())["fan_in_fan_out"] is True
+    assert pefts(shop, adapter, out).ratio <= FLOAT32
+
+
+def test_moments_do_not_depend_on_how_many_passes_they_take(tiny, monkeypatch):
+    modules = {"model.layers.0.self_attn.q_proj": 128, "model.layers.1.mlp.down_proj": 192}
+    at_once = dict(moments.second_moments(tiny.oracle.base, {}, tiny.prompts, modules))
+    monkeypatch.setattr(moments, "GROUP_BYTES", 1)
+    one_by_one = dict(moments.second_moments(tiny.oracle.base, {}, tiny.prompts, modules))
+    assert at_once.keys() == one_by_one.keys() == modules.keys()
+    assert all(torch.equal(at_once[name], one_by_one[name]) for name in modules)
+    assert all(moment.shape == (modules[name], modules[name]) for name, moment in at_once.items())
