@@ -17,7 +17,8 @@ with `.code` and `.sentence`. Codes do not change between releases; sentences ma
 
 `scute inspect FOLDER --base MODEL` tells without an engine whether a folder is refused, but for what depends on how
 the engine was started: codes that start with `capacity.` or `peer.`, a projection that the engine does not adapt
-(`module.unsupported`), and a value that its dtype does not hold (`tensor.not_finite`).
+(`module.unsupported`), and a value that its dtype does not hold (`tensor.not_finite`). Codes that start with
+`conversion.` come from `scute convert` alone; such an adapter can be served.
 
 This page is made by `scute refusals --markdown > docs/refusals.md`.
 """
