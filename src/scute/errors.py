@@ -40,6 +40,9 @@ class Code(StrEnum):
     CAPACITY_DEVICE = "capacity.device"
     CAPACITY_HOST = "capacity.host"
     PEER_RANK_FAILED = "peer.failed"
+    # conversion to LoRA
+    CONVERSION_BIAS = "conversion.bias"
+    CONVERSION_WEIGHT = "conversion.weight"
 
 
 LONGEST = 1200

@@ -43,7 +43,7 @@ def test_qwen2():
 
 def test_gpt2_has_no_gated_mlp():
     base = BaseModel.from_config(GPT2, torch.float32)
-    assert base.projections["transformer.h.0.attn.c_attn"] == Projection(32, 96, has_bias=True)
+    assert base.projections["transformer.h.0.attn.c_attn"] == Projection(32, 96, has_bias=True, transposed=True)
     assert base.gated_up == {}
 
 

@@ -6,7 +6,7 @@ from serving.models import column_norms, shape, write_base
 from serving.reference import BASE, Reference
 from serving.tenants import KINDS, Writer
 
-from scute.testing.agreement import mean_difference
+from scute.agreement import mean_difference
 from scute.testing.oracle import Oracle
 
 SEQUENCES = torch.randint(3, 256, (2, 12), generator=torch.Generator().manual_seed(1)).tolist()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scute.testing.agreement import agreement, mean_difference
+from scute.agreement import agreement, mean_difference
 
 
 def test_effect_and_error_are_means_over_tokens_not_over_prompts():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scute.agreement import mean_difference
 from scute.testing.adapters import AMPLIFIED, write_adapter
-from scute.testing.agreement import mean_difference
 from scute.testing.oracle import Oracle
 from scute.testing.tiny import tiny_llama, tiny_prompts, tiny_qwen2
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from scute.agreement import mean_difference
 from scute.demo.gguf_folder import INSIDE_LAYERS, OUTSIDE_LAYERS, convert, hugging_face_name, rotary_halves
-from scute.testing.agreement import mean_difference
 from scute.testing.oracle import Oracle
 from scute.testing.tiny import SHAPE, tiny_llama, tiny_prompts
 

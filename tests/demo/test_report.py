@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from scute.agreement import Agreement
 from scute.demo.footprint import Footprint
 from scute.demo.pool import Tenant
 from scute.demo.report import BASE_BOUND, RATIO_BOUND, adapter_row, base_row, to_json, to_table
-from scute.testing.agreement import Agreement
 
 TENANT = Tenant("vera", "VeRA", Path("vera"))
 FOOTPRINT = Footprint(("d", "e"), 2048)

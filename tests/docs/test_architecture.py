@@ -13,17 +13,20 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 MAY_IMPORT = {
     "errors": set(),
+    "agreement": set(),
     "algebra": set(),
     "admission": {"algebra", "errors"},
     "kernels": set(),
     "engine": {"algebra", "admission", "kernels", "errors"},
     "costs": {"algebra", "admission", "kernels", "errors"},
     "tuning": {"admission", "costs", "kernels", "errors"},
-    "cli": {"algebra", "admission", "costs", "engine", "tuning", "errors"},
-    "testing": {"algebra", "admission", "engine", "errors"},
-    "demo": {"algebra", "admission", "engine", "errors", "testing"},
+    "conversion": {"agreement", "algebra", "admission", "errors"},
+    "cli": {"algebra", "admission", "conversion", "costs", "engine", "tuning", "verify", "errors"},
+    "testing": {"agreement", "algebra", "admission", "engine", "errors"},
+    "verify": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
+    "demo": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
 }
-HOMES = {"vllm": {"engine"}, "peft": {"testing", "demo"}, "triton": {"kernels"}, "typer": {"cli", "demo"}}
+HOMES = {"vllm": {"engine"}, "peft": {"testing", "demo", "verify"}, "triton": {"kernels"}, "typer": {"cli", "demo"}}
 FILES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
 
 

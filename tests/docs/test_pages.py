@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from scute.cli.main import app
 from scute.cli.refusals import page
 from scute.engine.capacity import LayerShape, Limits
 from scute.engine.options import Options
@@ -27,6 +28,14 @@ LLAMA_8B = {
 
 def test_refusals_page_is_current():
     assert (DOCS / "refusals.md").read_text() == page(), "run: scute refusals --markdown > docs/refusals.md"
+
+
+def test_readme_lists_every_command():
+    table = (DOCS.parent / "README.md").read_text().partition("## Commands")[2].partition("\n## ")[0]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("scute (\\w+)", row)
+    }
+    assert named == {command.name for command in app.registered_commands}
 
 
 def test_options_have_their_names_and_defaults():

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from scute.agreement import agreement, mean_difference
 from scute.engine.offline import Batch, Row, run_apart
 from scute.testing import tiny
 from scute.testing.adapters import AMPLIFIED, write_adapter
-from scute.testing.agreement import agreement, mean_difference
 from scute.testing.oracle import Oracle
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -15,10 +15,10 @@ from scute.admission import compile_folder, write_folder
 from scute.admission.base_folder import read_base
 from scute.admission.compile import find_form
 from scute.admission.reasons import Reasons
+from scute.agreement import agreement
 from scute.algebra import Member, Rotation, Term, evaluate, ssf
 from scute.engine.footprint import packed_bytes
 from scute.testing.adapters import AMPLIFIED
-from scute.testing.agreement import agreement
 from scute.testing.oracle import Oracle, load_base
 from scute.testing.tiny import tiny_prompts
 

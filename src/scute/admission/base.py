@@ -39,11 +39,15 @@ AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoMode
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One `nn.Linear` of the base model (or a tied or untied output head)."""
+    """One `nn.Linear` of the base model (or a tied or untied output head).
+
+    transposed: whether its weight is stored as [in, out], as in transformers' Conv1D.
+    """
 
     in_features: int
     out_features: int
     has_bias: bool
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ def _projection(module: nn.Module) -> Projection | None:
         return Projection(module.in_features, module.out_features, module.bias is not None)
     if type(module).__name__ == "Conv1D":  # transformers' linear layer of GPT-2; its weight is [in, out]
         rows, columns = module.get_parameter("weight").shape
-        return Projection(rows, columns, has_bias=True)
+        return Projection(rows, columns, has_bias=True, transposed=True)
     return None
 
 

@@ -23,6 +23,7 @@ GROUPS = {
     "module": "The adapted modules",
     "capacity": "The sizes that the engine was started with",
     "peer": "Other ranks",
+    "conversion": "Conversion to LoRA",
 }
 
 CATALOGUE: dict[Code, Entry] = {
@@ -141,5 +142,13 @@ CATALOGUE: dict[Code, Entry] = {
     Code.PEER_RANK_FAILED: Entry(
         "Another tensor-parallel rank could not admit the adapter, so no rank does.",
         "Read the log of the other ranks; the same files must be on every host.",
+    ),
+    Code.CONVERSION_BIAS: Entry(
+        "The adapter changes a bias, and the factors A and B of LoRA cannot.",
+        "Serve the adapter as it is, or train it without biases.",
+    ),
+    Code.CONVERSION_WEIGHT: Entry(
+        "The base model's folder has no plain weight of a projection that the adapter changes.",
+        "Give the base model's safetensors folder, unquantised, and all of its shards.",
     ),
 }

@@ -1,15 +1,13 @@
 """`scute inspect`: what adapter folders compile to on a base model, or every reason why they are refused."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from scute.cli.base import base_model
 from scute.cli.findings import COLUMNS, as_json, as_row, print_one
 from scute.cli.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from scute.admission.inspection import Base
 
 
 def inspect(
@@ -26,11 +24,11 @@ def inspect(
     Reads headers only, so that a NaN is found with --deep alone. Without --base it checks what the folder alone
     decides. The limits of an engine are not applied: one line says what the engine has to be started with.
     """
-    from scute.admission.inspection import adapters_in, inspect_folder
+    from scute.admission.inspection import Base, adapters_in, inspect_folder
 
     if deep and base is None:
         raise typer.BadParameter("--deep needs --base")
-    on = None if base is None else _base(base)
+    on = None if base is None else Base(base_model(base), base)
     model = None if on is None else on.model
     paths = list(adapters_in(folders))
     if len(paths) == 1 and paths == folders:
@@ -48,14 +46,3 @@ def inspect(
     else:
         print_table(COLUMNS, [tuple(row) for row, _ in rendered])
     raise typer.Exit(1 if any(refused for _, refused in rendered) else 0)
-
-
-def _base(folder: Path) -> "Base":
-    """Raises BadParameter where transformers cannot make the folder's model."""
-    from scute.admission.base_folder import read_base
-    from scute.admission.inspection import Base
-
-    try:
-        return Base(read_base(folder), folder)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--base") from error

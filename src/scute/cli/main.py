@@ -2,22 +2,24 @@
 
 import typer
 
-from scute.cli import calibrate, check, compile, inspect, methods, predict, refusals, tune
+from scute.cli import calibrate, check, compile, convert, inspect, methods, predict, refusals, tune, verify
 
 app = typer.Typer(
     name="scute",
-    help="Look at PEFT adapters, and at the vLLM that is to serve them, without starting an engine.",
-    epilog="Exit codes: 0 done, 1 refused or incompatible, 2 wrong usage.",
+    help="Look at PEFT adapters, convert and verify them, and look at the vLLM that is to serve them.",
+    epilog="Exit codes: 0 done, 1 refused, incompatible or above a bound, 2 wrong usage.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("inspect")(inspect.inspect)
 app.command("compile")(compile.compile_)
+app.command("convert")(convert.convert)
 app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
 app.command("tune")(tune.tune)
+app.command("verify")(verify.verify)
 app.command("predict")(predict.predict)
 app.command("calibrate")(calibrate.calibrate)
 

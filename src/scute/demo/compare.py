@@ -5,12 +5,12 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from scute.agreement import agreement, mean_difference
 from scute.demo.base import base_folder
 from scute.demo.footprint import footprint
 from scute.demo.pool import NAMES, QUESTIONS, write_pool
 from scute.demo.report import Row, adapter_row, base_row
 from scute.demo.serve import serve
-from scute.testing.agreement import agreement, mean_difference
 from scute.testing.oracle import Oracle
 
 STEPS = len(NAMES) + 2

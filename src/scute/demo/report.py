@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
+from scute.agreement import Agreement
 from scute.demo.footprint import Footprint
 from scute.demo.pool import Tenant
-from scute.testing.agreement import Agreement
 
 RATIO_BOUND = 0.0001
 """Largest error of an adapter, as a share of its effect; both sides compute in float32."""

@@ -27,10 +27,11 @@ class Oracle:
 
         prompts: token ids. Returns one float32 tensor [tokens - 1] per prompt, on the CPU, in nats.
         """
-        model = self.base if adapter is None else self._adapted(adapter)
+        model = self.base if adapter is None else self.adapted(adapter)
         return [_prompt_logprobs(model, prompt) for prompt in prompts]
 
-    def _adapted(self, adapter: Path) -> nn.Module:
+    def adapted(self, adapter: Path) -> nn.Module:
+        """The base model with the adapter on it, as PEFT loads it; the base itself stays as it is."""
         # PEFT replaces modules of the model it is given, so each adapter gets a copy.
         model: nn.Module = PeftModel.from_pretrained(copy.deepcopy(self.base), str(adapter))
         return model.eval()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from scute.agreement import Agreement, agreement, mean_difference
 from scute.engine.offline import Row
-from scute.testing.agreement import Agreement, agreement, mean_difference
 from scute.testing.oracle import Oracle
 
 

@@ -15,6 +15,7 @@ from scute.admission.compile import compile_adapter
 from scute.admission.compiled.layout import entry_of, named_tensors, only_pair, pair_entry, plain
 from scute.admission.compiled.manifest import (
     FORMAT,
+    MANIFEST_FILE,
     WEIGHTS_FILE,
     BaseEntry,
     Manifest,

@@ -1,0 +1,101 @@
+"""`scute verify`: adapters in a vLLM engine against the PEFT library, for a bug report."""
+
+import json as jsons
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scute.cli.base import base_model
+from scute.cli.output import print_json, print_table
+from scute.errors import Refusal
+
+if TYPE_CHECKING:
+    from scute.verify.verify import Verdict, Verification
+
+SHOWN = 10
+"""Modules of an adapter that the text shows; JSON has all."""
+
+
+def verify(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that PEFT's save_pretrained wrote.")],
+    base: Annotated[Path, typer.Option(exists=True, file_okay=False, help="The base model's folder, with weights.")],
+    bound: Annotated[float, typer.Option(min=0, help="Largest error / effect, in percent.")] = 2.0,
+    dtype: Annotated[str, typer.Option(help="As vLLM's --dtype.")] = "auto",
+    engine: Annotated[str, typer.Option(help="Further arguments of vllm.LLM, as a JSON object.")] = "{}",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Serve adapters in vLLM and run them in the PEFT library in float32, and say how far the two are apart.
+
+    For an adapter above the bound, every projection is compared too: the normal form in torch against PEFT's layer, on
+    the same inputs. If those agree, it is the engine that errs. Exits with 1 if an adapter is refused or above the
+    bound.
+    """
+    if find_spec("peft") is None:
+        typer.echo("scute verify needs the PEFT library, which is not installed: pip install peft==0.21.2", err=True)
+        raise typer.Exit(2)
+    from scute.verify.verify import verify as run
+    from scute.verify.versions import versions
+
+    try:
+        options = {"dtype": dtype, **jsons.loads(engine)}
+        done = run(folders, base_model(base), base, bound / 100, options, lambda step: typer.echo(step, err=True))
+    except Refusal as refusal:
+        said = {"verified": False, "code": refusal.code, "sentence": refusal.sentence}
+        print_json(said) if json else typer.echo(f"refused: {refusal.code}\n{refusal.sentence}")
+        raise typer.Exit(1) from refusal
+    except RuntimeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    except (OSError, TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    found, wrong = versions() | {"dtype": options["dtype"]}, [v for v in done.verdicts if _is_above(v, bound)]
+    print_json(_as_json(done, found, bound)) if json else _print_text(done, found, bound)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _is_above(verdict: "Verdict", bound: float) -> bool:
+    return not 100 * verdict.agreement.ratio <= bound
+
+
+def _as_json(done: "Verification", versions: dict[str, str], bound: float) -> dict[str, Any]:
+    adapters = [
+        {
+            "folder": verdict.folder,
+            "method": verdict.method,
+            "effect": verdict.agreement.effect,
+            "error": verdict.agreement.error,
+            "ratio": _finite(verdict.agreement.ratio),
+            "above_bound": _is_above(verdict, bound),
+            "modules": [{"module": m.module, "ratio": _finite(m.ratio)} for m in verdict.modules],
+        }
+        for verdict in done.verdicts
+    ]
+    return {"versions": versions, "bound": bound / 100, "base_error": done.base_error, "adapters": adapters}
+
+
+def _print_text(done: "Verification", versions: dict[str, str], bound: float) -> None:
+    typer.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print_table(
+        ("adapter", "method", "effect, nats", "error / effect", f"bound {bound:g} %"),
+        [
+            (
+                verdict.folder,
+                verdict.method,
+                f"{verdict.agreement.effect:.4f}",
+                f"{100 * verdict.agreement.ratio:.4f} %",
+                "above" if _is_above(verdict, bound) else "holds",
+            )
+            for verdict in done.verdicts
+        ],
+    )
+    typer.echo(f"rows without an adapter: {done.base_error:.6f} nats a token from the base model in float32")
+    for verdict in (verdict for verdict in done.verdicts if verdict.modules):
+        rows = [(m.module, f"{100 * m.ratio:.4f} %") for m in verdict.modules[:SHOWN]]
+        print_table((f"{verdict.folder}: the normal form against PEFT's layer, worst first", "error / effect"), rows)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

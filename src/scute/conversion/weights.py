@@ -1,0 +1,47 @@
+"""The base model's weights from its safetensors files, one projection at a time."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from scute.admission.base import Projection
+from scute.admission.tensors import FLOATS
+from scute.errors import Code, Refusal
+
+INDEX_FILE, WEIGHT_FILE = "model.safetensors.index.json", "model.safetensors"
+
+
+class BaseWeights:
+    """A base model's folder. No more than the weight that is asked for is ever in memory."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._folder, self._device = folder, device
+        index = folder / INDEX_FILE
+        self._files: dict[str, str] | None = json.loads(index.read_text())["weight_map"] if index.exists() else None
+
+    def read(self, module: str, projection: Projection) -> Tensor:
+        """W of the projection, [in, out], float32, on the device. Refuses CONVERSION_WEIGHT if it is not there."""
+        name = f"{module}.weight"
+        path = self._folder / (WEIGHT_FILE if self._files is None else self._files.get(name, WEIGHT_FILE))
+        if not path.exists():
+            raise self._refusal(name, "is not in the folder")
+        with safe_open(path, framework="pt", device="cpu") as file:
+            if name not in file.keys():  # noqa: SIM118 - a safe_open is no mapping
+                raise self._refusal(name, "is not in the folder")
+            stored: Tensor = file.get_tensor(name)
+        if stored.dtype not in FLOATS:
+            raise self._refusal(name, f"is {stored.dtype}, so it is quantised")
+        shape = (projection.in_features, projection.out_features)
+        weight = stored if projection.transposed else stored.T
+        if tuple(weight.shape) != shape:
+            raise self._refusal(name, f"has shape {list(stored.shape)}, so it is packed or of another model")
+        return weight.to(self._device, torch.float32)
+
+    def _refusal(self, name: str, what: str) -> Refusal:
+        return Refusal(
+            Code.CONVERSION_WEIGHT,
+            f"the base model's {name} {what}: {self._folder}. A conversion reads plain safetensors weights.",
+        )

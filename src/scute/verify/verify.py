@@ -1,0 +1,102 @@
+"""Adapters through vLLM and through the PEFT library, and how far apart the two are (paper, section 6.2)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scute.admission.base import BaseModel
+from scute.admission.compile import compile_adapter
+from scute.admission.description import describe
+from scute.agreement import Agreement
+from scute.algebra.form import AdapterForm
+from scute.engine.offline import Batch, run_apart
+from scute.testing.oracle import Oracle
+from scute.testing.scoring import base_error, score
+from scute.verify.modules import ModuleError, module_errors
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+PROMPTS, LENGTH = 4, 32
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One adapter. modules: where the normal form and PEFT part, worst first; only for one above the bound."""
+
+    folder: str
+    method: str
+    agreement: Agreement
+    modules: tuple[ModuleError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """verdicts: in the order that was asked for; base_error: of the rows without an adapter, in nats a token."""
+
+    verdicts: tuple[Verdict, ...]
+    base_error: float
+
+
+def verify(
+    folders: Sequence[Path],
+    base: BaseModel,
+    base_folder: Path,
+    bound: float,
+    options: Mapping[str, Any],
+    progress: Progress,
+) -> Verification:
+    """Serve every folder in one batch with base rows, random prompts and a few decoded tokens, and score each.
+
+    base_folder: the model of `base`. bound: error / effect above which modules are compared. options: arguments of
+    `vllm.LLM`, which replace those that the adapters ask for. progress is told what comes next.
+    Raises Refusal for a folder that admission refuses, RuntimeError with the engine's last words if it fails.
+    """
+    forms = {str(folder): compile_adapter(folder, base) for folder in folders}
+    progress("the base model")
+    oracle = Oracle(base_folder)
+    prompts = _prompts(oracle.base.config.vocab_size)
+    adapters = {folder: str(Path(folder).resolve()) for folder in forms}
+    rows = [(name, index) for index in range(PROMPTS) for name in [None, *forms]]
+    engine = {**_engine(tuple(forms.values()), len(rows)), **options}
+    progress(f"vLLM: {len(rows)} requests in one batch")
+    batch = Batch(base=str(base_folder), adapters=adapters, prompts=prompts, rows=rows, engine=engine, repeat=1)
+    (served,) = run_apart(batch)
+    progress("the PEFT library in float32")
+    verdicts = []
+    for name, agreed in score(oracle, rows, served, adapters).items():
+        modules: tuple[ModuleError, ...] = ()
+        if not agreed.ratio <= bound:
+            progress(f"the modules of {name}")
+            modules = module_errors(oracle.base, oracle.adapted(Path(name)), forms[name], base, prompts)
+        verdicts.append(Verdict(name, forms[name].method, agreed, modules))
+    return Verification(tuple(verdicts), base_error(oracle, rows, served))
+
+
+def _prompts(vocabulary: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    prompts: list[list[int]] = torch.randint(vocabulary, (PROMPTS, LENGTH), generator=generator).tolist()
+    return prompts
+
+
+def _engine(forms: Sequence[AdapterForm], num_rows: int) -> dict[str, Any]:
+    """The smallest engine that admits the adapters; on a CPU without compilation, which would take minutes."""
+    found = [describe(form) for form in forms]
+    rank = max((rank for one in found for rank in one.ranks), default=1)
+    scute = {
+        "rotation_width": max((width for one in found for width in one.rotation_widths), default=0),
+        "shared_rank": max((shared for one in found for shared in one.shared_ranks), default=1),
+        "shared_pairs": len(found) if any(one.shared_ranks for one in found) else 0,
+    }
+    return {
+        "max_loras": len(found) + 1,
+        "max_cpu_loras": len(found) + 1,
+        "max_lora_rank": next((allowed for allowed in VLLM_RANKS if allowed >= rank), rank),
+        "max_model_len": 128,
+        "max_num_seqs": num_rows,
+        "enforce_eager": not torch.cuda.is_available(),
+        "gpu_memory_utilization": 0.5 if torch.cuda.is_available() else 0.1,
+        "additional_config": {"scute": scute},
+    }

@@ -1,0 +1,57 @@
+"""`scute verify`: one engine against the PEFT library, and the exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from scute.cli import verify as command
+from scute.cli.main import app
+from scute.testing.adapters import write_adapter
+from scute.testing.oracle import load_base
+from scute.testing.tiny import tiny_llama
+
+
+def scute(*arguments: object):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def folders(base, tmp_path_factory):
+    root, model = tmp_path_factory.mktemp("adapters"), load_base(base)
+    return [write_adapter(model, name, root / name) for name in ("dora", "vera", "oft")]
+
+
+@pytest.mark.engine
+def test_an_engine_that_holds_and_a_bound_that_does_not(base, folders, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    result = scute("verify", *folders, "--base", base, "--dtype", "float32", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert [adapter["method"] for adapter in told["adapters"]] == ["DoRA", "VeRA", "OFT"]
+    assert all(adapter["ratio"] < 1e-4 and adapter["modules"] == [] for adapter in told["adapters"])
+    assert told["versions"]["dtype"] == "float32"
+    strict = scute("verify", folders[0], "--base", base, "--dtype", "float32", "--bound", 0)
+    assert strict.exit_code == 1
+    for part in ("above", "model.layers.0.self_attn.q_proj", "torch"):
+        assert part in strict.stdout
+
+
+def test_a_refused_folder_exits_with_1(base, tmp_path):
+    result = scute("verify", tmp_path, "--base", base)
+    assert result.exit_code == 1
+    assert "folder.incomplete" in result.stdout
+
+
+def test_wrong_usage_exits_with_2(base, folders, monkeypatch):
+    assert scute("verify", "--base", base).exit_code == 2
+    assert scute("verify", folders[0], "--base", base, "--engine", "nonsense").exit_code == 2
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    without_peft = scute("verify", folders[0], "--base", base)
+    assert without_peft.exit_code == 2
+    assert "pip install peft" in without_peft.stderr

@@ -1,0 +1,66 @@
+"""Distillation: better than where it starts, the same for a seed, and the same when it was stopped in between."""
+
+import pytest
+from safetensors.torch import load_file
+
+from scute.conversion import Training
+from scute.conversion.distillation import STATE_FILE, Distillation
+
+TRAINING = Training(steps=6, batch=2, keep_every=3)
+
+
+def distil(shop, out, training=TRAINING, **settings):
+    folder, done = shop.convert(shop.adapter("oft", "oft"), out, 8, "distill", training=training, **settings)
+    return load_file(folder / "adapter_model.safetensors"), done
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(bool((left[name] == right[name]).all()) for name in left)
+
+
+def test_it_errs_less_than_the_svd_that_it_starts_from(tiny):
+    _, start = tiny.convert(tiny.adapter("oft", "oft"), "oft-start", 8)
+    _, done = distil(tiny, "oft-distilled", Training(steps=40, batch=2))
+    assert done.agreement.ratio < 0.9 * start.agreement.ratio
+    assert done.left_out > start.left_out
+    assert "fitted" in done.notes[0]
+
+
+def test_a_seed_is_a_result(tiny):
+    first, _ = distil(tiny, "one")
+    assert same(first, distil(tiny, "two")[0])
+    other = Training(steps=6, batch=2, keep_every=3, seed=1)
+    assert not same(first, distil(tiny, "three", other)[0])
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(tiny, monkeypatch):
+    whole, _ = distil(tiny, "whole")
+    keep = Distillation._keep
+
+    def keep_and_stop(self, *arguments):
+        keep(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Distillation, "_keep", keep_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        distil(tiny, "stopped")
+    monkeypatch.undo()
+    state = tiny.root / "stopped.distill"
+    assert (state / STATE_FILE).exists()
+    assert not (tiny.root / "stopped").exists()
+    with pytest.raises(ValueError, match="another distillation"):
+        distil(tiny, "stopped", Training(steps=7, batch=2, keep_every=3))
+    assert same(whole, distil(tiny, "stopped")[0])
+    assert not state.exists()
+
+
+def test_what_is_exact_is_not_trained(tiny):
+    _, done = tiny.convert(tiny.adapter("lora-r8", "lora-r8"), "lora-distilled", 8, "distill", training=TRAINING)
+    assert {layer.route for layer in done.layers} == {"exact"}
+    assert done.notes == ()
+
+
+@pytest.mark.parametrize("method", ["asvd", "distill"])
+def test_it_needs_text(tiny, method):
+    with pytest.raises(ValueError, match="fitted on text"):
+        tiny.convert(tiny.adapter("oft", "oft"), "no-text", 8, method, data=None)
