@@ -11,12 +11,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from workshop import workshop_of
 
 from scute.admission import BaseModel, compile_adapter
+from scute.admission.base_folder import BaseWeights
 from scute.agreement import agreement
 from scute.algebra import update
 from scute.conversion import folder as lora_folder
 from scute.conversion import moments, run
 from scute.conversion.prompts import random_prompts, read_prompts
-from scute.conversion.weights import BaseWeights
 from scute.errors import Code, Refusal
 from scute.testing.adapters import AMPLIFIED, Recipe
 from scute.testing.tiny import tiny_prompts, tiny_qwen2
@@ -169,7 +169,7 @@ def test_shards_and_what_is_not_a_plain_weight(tmp_path):
     save_file({"1.weight": second, "2.weight": torch.ones(6, 1)}, tmp_path / "b.safetensors")
     index = {"0.weight": "a.safetensors", "1.weight": "b.safetensors", "2.weight": "b.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    weights = BaseWeights(tmp_path, torch.device("cpu"))
+    weights = BaseWeights(tmp_path)
     assert torch.equal(weights.read("0", projection), first.T.float())
     for module, what in [("1", "quantised"), ("2", "packed"), ("3", "not in the folder")]:
         with pytest.raises(Refusal, match=what) as refused:

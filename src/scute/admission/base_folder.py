@@ -1,13 +1,17 @@
-"""The folder of a base model: what admission knows of it, and its weights by name, one at a time."""
+"""The folder of a base model: what admission knows of it, and its weights from safetensors, one at a time."""
 
-from collections.abc import Iterator, Mapping
+import json
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from scute.admission.base import BaseModel
+from scute.admission.base import BaseModel, Projection
+from scute.admission.tensors import FLOATS
+from scute.errors import Code, Refusal
+
+INDEX_FILE, WEIGHT_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 def read_base(folder: Path) -> BaseModel:
@@ -24,28 +28,37 @@ def read_base(folder: Path) -> BaseModel:
         raise ValueError(f"transformers cannot build the model of {folder}: {error}") from error
 
 
-class BaseWeights(Mapping[str, Tensor]):
-    """The weights [in, out] of the projections of a base model by name, read when they are asked for.
+class BaseWeights:
+    """A base model's folder. No more than the weight that is asked for is ever in memory."""
 
-    Has none where the folder has no safetensors, or where these have other names than the modules.
-    """
+    def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
+        self._folder, self._device = folder, torch.device(device)
+        index = folder / INDEX_FILE
+        self._files: dict[str, str] | None = json.loads(index.read_text())["weight_map"] if index.exists() else None
 
-    def __init__(self, folder: Path) -> None:
-        self._files: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    self._files |= {n.removesuffix(".weight"): path for n in list(file.keys()) if n.endswith(".weight")}
-            except (SafetensorError, OSError):
-                continue
+    def read(self, module: str, projection: Projection) -> Tensor:
+        """W of the projection, [in, out], float32, on the device. Refuses CONVERSION_WEIGHT if it is not there."""
+        name = f"{module}.weight"
+        path = self._folder / (WEIGHT_FILE if self._files is None else self._files.get(name, WEIGHT_FILE))
+        if not path.exists():
+            raise self._refusal(name, "is not in the folder")
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                if name not in file.keys():  # noqa: SIM118 - a safe_open is no mapping
+                    raise self._refusal(name, "is not in the folder")
+                stored: Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise self._refusal(name, f"cannot be read ({error})") from error
+        if stored.dtype not in FLOATS:
+            raise self._refusal(name, f"is {stored.dtype}, so it is quantised")
+        shape = (projection.in_features, projection.out_features)
+        weight = stored if projection.transposed else stored.T
+        if tuple(weight.shape) != shape:
+            raise self._refusal(name, f"has shape {list(stored.shape)}, so it is packed or of another model")
+        return weight.to(self._device, torch.float32)
 
-    def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._files[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(f"{name}.weight")
-        return tensor.T
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
+    def _refusal(self, name: str, what: str) -> Refusal:
+        return Refusal(
+            Code.CONVERSION_WEIGHT,
+            f"the base model's {name} {what}: {self._folder}. A conversion reads plain safetensors weights.",
+        )

@@ -1,6 +1,6 @@
 """How far an adapter is from the identity, projection by projection: an untrained or a diverged one shows here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +25,13 @@ class Deviation:
     delta_norm: float | None
 
 
-def deviations(form: AdapterForm, weights: Mapping[str, Tensor]) -> Iterator[Deviation]:
-    """Of every projection of a form with values. weights: base weights [in, out] by name, as far as there are any."""
+WeightOf = Callable[[str], Tensor | None]
+
+
+def deviations(form: AdapterForm, weight_of: WeightOf) -> Iterator[Deviation]:
+    """Of every projection of a form with values. weight_of: gives a projection's base weight [in, out], if there is."""
     for name, member in form.members.items():
-        scale = _scale(member, weights.get(name))
+        scale = member.scale if member.magnitude is None else _resolved(member, weight_of(name))
         off = None if scale is None else (scale.double() - 1).abs()
         turn = None if member.rotation is None else _less_identity(member.rotation.blocks.double())
         yield Deviation(
@@ -41,12 +44,9 @@ def deviations(form: AdapterForm, weights: Mapping[str, Tensor]) -> Iterator[Dev
         )
 
 
-def _scale(member: Member, weight: Tensor | None) -> Tensor | None:
-    if member.magnitude is None:
-        return member.scale
-    if weight is None or weight.shape != (member.terms[0].a.shape[0], member.magnitude.shape[0]):
-        return None
-    return member.magnitude / column_norms(weight, member.terms)
+def _resolved(member: Member, weight: Tensor | None) -> Tensor | None:
+    """s of a magnitude."""
+    return None if weight is None or member.magnitude is None else member.magnitude / column_norms(weight, member.terms)
 
 
 def _less_identity(blocks: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.base_folder import BaseWeights
@@ -62,6 +63,13 @@ class Base:
     model: BaseModel
     folder: Path
 
+    def weight_of(self, name: str) -> Tensor | None:
+        """The weight [in, out] of a projection, None where the folder has none that can be read."""
+        try:
+            return BaseWeights(self.folder).read(name, self.model.projections[name])
+        except Refusal:
+            return None
+
 
 def inspect_folder(folder: Path, base: Base | None, *, deep: bool = False) -> Inspection:
     """Look at one folder; nothing in it raises.
@@ -80,7 +88,7 @@ def inspect_folder(folder: Path, base: Base | None, *, deep: bool = False) -> In
         if form is not None and deep:
             form = find_form(folder, base.model, reasons)
         if form is not None and deep:
-            layers = tuple(deviations(form, BaseWeights(base.folder)))
+            layers = tuple(deviations(form, base.weight_of))
             warnings += _dead(tensor_file(folder))
     description = None if form is None else describe(form)
     return Inspection(folder, facts, _size(folder), form, description, layers, tuple(warnings), tuple(reasons.found))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scute.admission.base import BaseModel
+from scute.admission.base_folder import BaseWeights
 from scute.agreement import Agreement, agreement
 from scute.algebra.form import AdapterForm, Member, Term
 from scute.algebra.update import update
@@ -24,7 +25,6 @@ from scute.conversion.moments import second_moments
 from scute.conversion.prompts import random_prompts, read_prompts
 from scute.conversion.report import Layer
 from scute.conversion.settings import Method, Settings
-from scute.conversion.weights import BaseWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +44,7 @@ class Run:
     ) -> None:
         self._form, self._base, self._folder = form, base, folder
         self._settings, self._progress = settings, progress
-        self._weights = BaseWeights(folder, torch.device(settings.device))
+        self._weights = BaseWeights(folder, settings.device)
         self._loaded: PreTrainedModel | None = None
         self._prompts: list[list[int]] | None = None
         exact = {module: exact_factors(member, settings.rank) for module, member in form.members.items()}
