@@ -199,8 +199,10 @@ def test_a_folder_that_is_there_is_kept(pairs, tmp_path, base):
 def test_force_replaces_nothing_but_compiled_folders(pairs, tmp_path, base):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("")
-    for there in (tmp_path / "thesis", pairs["lora"][0]):
-        with pytest.raises(FileExistsError, match="no compiled folder"):
+    (tmp_path / "thesis" / "manifest.json").write_text("{}")
+    (tmp_path / "link").symlink_to(pairs["lora"][1])
+    for there in (tmp_path / "thesis", pairs["lora"][0], tmp_path / "link"):
+        with pytest.raises(FileExistsError, match="not replaced"):
             compile_folder(pairs["lora"][0], there, base, force=True)
         assert list(there.iterdir())
 
@@ -209,7 +211,7 @@ def test_a_write_that_fails_leaves_nothing(pairs, tmp_path, base, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("scute.admission.compiled.writer._rename", fail)
+    monkeypatch.setattr("pathlib.Path.rename", fail)
     with pytest.raises(OSError, match="disk full"):
         compile_folder(pairs["lora"][0], tmp_path / "out", base)
     assert list(tmp_path.iterdir()) == []

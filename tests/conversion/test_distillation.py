@@ -45,7 +45,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(tiny, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         distil(tiny, "stopped")
     monkeypatch.undo()
-    state = tiny.root / "stopped.distill"
+    state = tiny.root / ".stopped.distill"
     assert (state / STATE_FILE).exists()
     assert not (tiny.root / "stopped").exists()
     with pytest.raises(ValueError, match="another distillation"):

@@ -16,6 +16,7 @@ from scute.agreement import agreement
 from scute.algebra import update
 from scute.conversion import folder as lora_folder
 from scute.conversion import moments, run
+from scute.conversion.distillation import remove_state
 from scute.conversion.prompts import random_prompts, read_prompts
 from scute.errors import Code, Refusal
 from scute.testing.adapters import AMPLIFIED, Recipe
@@ -140,12 +141,19 @@ def test_a_folder_in_the_way_is_kept(tiny):
     with pytest.raises(FileExistsError, match="--force"):
         tiny.convert(tiny.adapter("lora-r8", "lora-r8"), "kept", 8, force=False)
     assert (out / "adapter_model.safetensors").read_bytes() == before
-    (tiny.root / "precious").mkdir()
-    with pytest.raises(FileExistsError, match="no adapter_config"):
-        tiny.convert(adapter, "precious", 8)
-    assert (tiny.root / "precious").is_dir()
-    with pytest.raises(FileExistsError, match="the adapter to convert"):
-        tiny.convert(adapter, "lora-r3", 8)
+    (out / "optimizer.pt").write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match=r"also has 'optimizer\.pt'"):
+        tiny.convert(adapter, "kept", 8)
+    with pytest.raises(FileExistsError, match="which is read"):
+        tiny.convert(adapter, adapter.name, 8)
+
+
+def test_a_state_folder_keeps_what_is_not_of_the_state(tiny):
+    state = tiny.root / ".stated.distill"
+    state.mkdir()
+    (state / "notes.txt").write_text("precious")
+    remove_state(state)
+    assert (state / "notes.txt").exists()
 
 
 def test_a_write_that_fails_leaves_what_was_there(tiny, monkeypatch):

@@ -22,12 +22,12 @@ from scute.engine.model_manager import ScuteModelManager
 from scute.engine.warm_up import Batch, Kind, batches
 from scute.kernels import launch
 from scute.kernels.arguments import Slots
-from scute.kernels.plan import BatchPlan, Residents, tile_height
+from scute.kernels.plan import BatchPlan, Residents, size_class
 from scute.kernels.routes import FIELDS, Route
 from scute.kernels.sizes import gemm_blocks
 from scute.testing.tiny import tiny_prompts
 
-SLOTS, PAIRS, MAX_ROWS, RANK, SHARED_RANK, WIDTH = 3, 2, 300, 20, 33, 16
+SLOTS, PAIRS, MAX_ROWS, RANK, SHARED_RANK, WIDTH = 3, 2, 1040, 20, 33, 16
 QKV = Kind(64, (0, 64, 96, 128), (0, 0, 0), 0, Routes.EVERY, 64, has_bias=False)
 
 
@@ -36,7 +36,7 @@ def test_a_batch_for_every_choice(max_rows: int):
     """Of every height of tile and every size of the GEMM's blocks that so many rows have, with any routes."""
 
     def choices(numbers: Iterable[int]) -> set[Any]:
-        return {(tile_height(rows), gemm_blocks(rows, 128, 2)) for rows in numbers}
+        return {(size_class(rows), gemm_blocks(rows, 128, 2)) for rows in numbers}
 
     found = list(batches(QKV, max_rows, 2))
     assert max(batch.rows for batch in found) <= max_rows
@@ -46,8 +46,8 @@ def test_a_batch_for_every_choice(max_rows: int):
 
 def test_the_batches_are_small_and_few():
     found = list(batches(QKV, 8192, 2))
-    assert {batch.rows for batch in found} == {1, 17, 33, 257}
-    assert len(found) == len(set(found)) == 16
+    assert {batch.rows for batch in found} == {1, 17, 33, 65, 257, 1025}
+    assert len(found) == len(set(found)) == 24
 
 
 @pytest.mark.parametrize("routes", [Routes.NONE, Routes.SHARED, Routes.ROTATION])
@@ -214,7 +214,14 @@ def test_no_batch_has_a_kernel_compiled(manager, seen):
         for layer in layers:
             layer.serve(len(slots))
     assert seen - known == set()
-    assert {variant[0] for variant in known} >= {"shrink_rows", "expand_rows", "shrink_tiles", "expand_tiles", "rotate"}
+    assert {variant[0] for variant in known} >= {
+        "shrink_rows",
+        "expand_rows",
+        "shrink_tiles",
+        "expand_tiles",
+        "copy_and_rotate",
+        "rotate",
+    }
 
 
 @pytest.mark.parametrize("seen", [True], indirect=True)

@@ -67,7 +67,7 @@ class Base:
         """The weight [in, out] of a projection, None where the folder has none that can be read."""
         try:
             return BaseWeights(self.folder).read(name, self.model.projections[name])
-        except Refusal:
+        except (Refusal, OSError, ValueError, KeyError):  # whatever is wrong with the base, the adapter is looked at
             return None
 
 
@@ -98,7 +98,8 @@ def adapters_in(paths: Iterable[Path]) -> Iterator[Path]:
     """The adapter folders that the paths name: each path itself, or its subfolders that hold files of an adapter."""
     for path in paths:
         try:
-            inside = [] if _has_files(path) else sorted(filter(_has_files, path.iterdir()))
+            found = [] if _has_files(path) else sorted(filter(_has_files, path.iterdir()))
+            inside = [each for each in found if not each.name.startswith(".")]  # what a run that was killed has left
         except OSError:  # the inspection says what is wrong with it
             inside = []
         yield from inside or [path]

@@ -25,6 +25,6 @@ def compile_(
     except Refusal as refusal:
         typer.echo(f"refused: {refusal.code}\n{refusal.sentence}")
         raise typer.Exit(1) from refusal
-    except (FileExistsError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(f"compiled {folder.name} to {out}")

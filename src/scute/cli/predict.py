@@ -1,6 +1,6 @@
 """`scute predict`: what a pool of adapters costs on a GPU, in time and memory, before anything runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +12,6 @@ from scute.errors import Refusal
 
 if TYPE_CHECKING:
     from scute.costs import Arm, Prediction, Step
-
-CONFIG = "adapter_config.json"
 
 Folders = Annotated[list[Path], typer.Option(exists=True, file_okay=False, help="An adapter, or a folder of them.")]
 
@@ -37,12 +35,13 @@ def predict(
     which pads every adapter to one rank; adapters that are LoRA already keep theirs.
     """
     from scute import costs
+    from scute.admission.inspection import adapters_in
     from scute.costs.figure import draw
 
     try:
         device = costs.find_device(gpu)
         sizes, model = costs.read_base(base)
-        tenants = [costs.read_tenant(folder, sizes, model) for folder in _adapters(pool)]
+        tenants = [costs.read_tenant(folder, sizes, model) for folder in adapters_in(pool)]
         found = costs.predict(
             sizes,
             tenants,
@@ -57,19 +56,12 @@ def predict(
     except (Refusal, costs.UnknownFigure, ImportError) as error:
         typer.echo(f"refused: {error}" if isinstance(error, Refusal) else str(error), err=True)
         raise typer.Exit(1) from error
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, OverflowError) as error:
         raise typer.BadParameter(str(error)) from error
     if json:
         print_json(asdict(found))
     else:
         _print_text(found)
-
-
-def _adapters(folders: Sequence[Path]) -> Iterator[Path]:
-    """Each folder, or the adapters in it if it is none itself and has some."""
-    for folder in folders:
-        inside = [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
-        yield from [folder] if (folder / CONFIG).exists() or not inside else inside
 
 
 def _print_text(found: "Prediction") -> None:

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from scute.admission.base import BaseModel
 from scute.admission.compile import compile_adapter
+from scute.admission.compiled.manifest import is_compiled
+from scute.admission.output import check_output
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
-from scute.conversion.distillation import Distillation
+from scute.conversion.distillation import Distillation, remove_state
 from scute.conversion.factors import refuse_biases
-from scute.conversion.folder import check_place, write_lora
+from scute.conversion.folder import FILES, write_lora
 from scute.conversion.report import Conversion
 from scute.conversion.run import Progress, Run
 from scute.conversion.settings import Method, Settings
@@ -29,14 +30,17 @@ def convert(
     that admission refuses or that changes a bias, and for base weights that cannot be read; FileExistsError for an
     `out` that is kept; ValueError for text, and for a state of distillation, that cannot be used; OSError for files.
     """
-    check_place(out, folder, force=settings.force)
+    if is_compiled(folder):
+        raise ValueError(f"{folder} is a compiled folder; convert the adapter that it was compiled from")
+    check_output(out, FILES, force=settings.force, kept=(folder, base_folder))
+    state = out.with_name(f".{out.name}.distill")
     if settings.method is not Method.SVD and settings.data is None:
         raise ValueError(f"{settings.method} is fitted on text, and no data is given")
     form = compile_adapter(folder, base)
     for module, member in form.members.items():
         refuse_biases(module, member, base.projections[module])
     run = Run(form, base, base_folder, settings, progress)
-    terms, state = run.factors(), out.with_name(f"{out.name}.distill")
+    terms = run.factors()
     if settings.method is Method.DISTILL:
         key = _key(folder, base_folder, settings, run.prompts)
         terms |= run.distilled(terms, Distillation(settings.training, state, key))
@@ -45,7 +49,7 @@ def convert(
     named = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
     write_lora(out, terms, base, named or str(base_folder))
     if settings.method is Method.DISTILL:
-        shutil.rmtree(state, ignore_errors=True)
+        remove_state(state)
     measured_on = str(settings.data or "random tokens")
     return Conversion(form.method, layers, agreed, measured_on, tuple(_notes(form.method, settings, run)))
 

@@ -4,6 +4,7 @@ The loss is KL(exact ‖ LoRA), the mean over the tokens of the text (paper, sec
 a seed, and goes on from its last state if it was stopped: the state holds factors, Adam's moments and the step.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ class Training:
     learning_rate: float = 1e-3
     seed: int = 0
     keep_every: int = 20
+
+
+def remove_state(folder: Path) -> None:
+    """Remove what a run has kept in its state folder, and the folder if nothing else is in it."""
+    for name in (STATE_FILE, f"{STATE_FILE}.partial"):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 class Distillation:

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from scute.engine.graphs import Routes
 from scute.engine.layers import ScuteLinear
-from scute.kernels.plan import UNBOUNDED, tile_height
+from scute.kernels.plan import UNBOUNDED, size_class
 from scute.kernels.sizes import gemm_blocks
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def batches(kind: Kind, max_rows: int, element_size: int) -> Iterator[Batch]:
     smallest: dict[Any, int] = {}
     for rows in [1, *(2**power + 1 for power in range(max_rows.bit_length()))]:  # where rules change their answers
         if rows <= max_rows:
-            smallest.setdefault((tile_height(rows), gemm_blocks(rows, kind.slice_starts[-1], element_size)), rows)
+            smallest.setdefault((size_class(rows), gemm_blocks(rows, kind.slice_starts[-1], element_size)), rows)
     for rows in smallest.values():
         for routes in sorted({kind.routes & chosen for chosen in range(Routes.EVERY + 1)}):
             yield Batch(rows, Routes(routes))

@@ -11,18 +11,22 @@ from scute.kernels.blocks import RotateBlocks, ceil_div
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
 from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
-from scute.kernels.plan import HEIGHTS, SMALL_TILE, BatchPlan, tile_count, tile_height
+from scute.kernels.plan import (
+    FUSED_GEMM_TOKENS,
+    HEIGHTS,
+    SMALL_TILE,
+    TOGETHER_TOKENS,
+    BatchPlan,
+    tile_count,
+    tile_height,
+)
 from scute.kernels.rotate import copy_and_rotate
 from scute.kernels.rotate import rotate as rotate_kernel
 from scute.kernels.routes import Part, Route
 
-FUSED_GEMM_TOKENS = 64
-"""Most rows for which one GEMM over all slices beats one a slice."""
 COPY_ROWS = 32
 TILES_AT_ONCE = 8
 """Of a small batch: a graph is captured for more tiles than there will be, so programs go on to a next one."""
-TOGETHER_TOKENS = 1024
-"""Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
 
 
 def rotate(x: Tensor, slots: Slots, plan: BatchPlan) -> Tensor:

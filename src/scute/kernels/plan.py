@@ -23,6 +23,11 @@ PAIR_RANK_CHUNKS = (16, 128)
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
 
+FUSED_GEMM_TOKENS = 64
+"""Most rows for which one GEMM over all slices beats one a slice."""
+TOGETHER_TOKENS = 1024
+"""Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
+
 _SMALL_BATCH = 256
 
 _PLANS: "WeakValueDictionary[int, BatchPlan]" = WeakValueDictionary()
@@ -41,6 +46,11 @@ def plan_of(buffer: torch.Tensor) -> "BatchPlan":
 def tile_height(tokens: int) -> int:
     """Rows per tile for a batch of `tokens` rows; small tiles waste less where every adapter has few rows."""
     return SMALL_TILE if tokens <= _SMALL_BATCH else LARGE_TILE
+
+
+def size_class(tokens: int) -> tuple[int, bool, bool]:
+    """What decides which kernels a batch of `tokens` rows gets: batches of one class get the same."""
+    return tile_height(tokens), tokens <= FUSED_GEMM_TOKENS, tokens <= TOGETHER_TOKENS
 
 
 def tile_count(tokens: int, height: int, segments: int) -> int:

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -24,6 +22,7 @@ from scute.admission.compiled.manifest import (
     is_compiled,
 )
 from scute.admission.compiled.reader import read_folder
+from scute.admission.output import check_output, whole_folder
 from scute.admission.reasons import Reasons
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.algebra.form import Member
@@ -47,7 +46,9 @@ def compile_folder(
         peft_version=version if isinstance(version, str) else None,
         sha256={name: file_digest(source / name) for name in (CONFIG_FILE, TENSOR_FILE)},
     )
-    write_folder(out, form.members, base, method=form.method, source=origin, base_name=base_name, force=force)
+    write_folder(
+        out, form.members, base, method=form.method, source=origin, base_name=base_name, kept=(source,), force=force
+    )
 
 
 def write_folder(
@@ -58,24 +59,25 @@ def write_folder(
     method: str,
     source: SourceEntry | None = None,
     base_name: str | None = None,
+    kept: Sequence[Path] = (),
     force: bool = False,
 ) -> None:
     """Write a compiled folder, which the engine serves like a PEFT folder.
 
     members: projection name, as "model.layers.0.self_attn.q_proj", to its member, whose tensors keep their dtype.
-    base: the model that they are for; base_name: what it is called. method: what a user reads, as "SSF". force:
-    replace a compiled folder that is there.
+    base: the model that they are for; base_name: what it is called. method: what a user reads, as "SSF". kept: folders
+    that must not be replaced with `out`. force: replace a compiled folder that is there.
 
     The folder is written beside `out`, read back and then renamed, so that `out` is whole or not there. Raises
     FileExistsError; ValueError for members that the format has no place for; and Refusal for a tensor that an engine
     would refuse, as one of a wrong shape.
     """
     out = Path(out)
-    _check_free(out, force)
+    if not members:
+        raise ValueError("there are no members to write")
+    check_output(out, (MANIFEST_FILE, WEIGHTS_FILE), force=force, kept=kept)
     pair = only_pair(members)
-    partial = out.parent / f".{out.name}.{os.getpid()}"
-    partial.mkdir(parents=True)
-    try:
+    with whole_folder(out) as partial:
         save_file({name: plain(tensor) for name, tensor in named_tensors(members, pair)}, partial / WEIGHTS_FILE)
         Manifest(
             format=FORMAT,
@@ -89,34 +91,10 @@ def write_folder(
             pair=pair_entry(pair),
             members={name: entry_of(member) for name, member in members.items()},
         ).write(partial)
-        # safetensors lets the owner alone read; a server may run as somebody else.
-        (partial / WEIGHTS_FILE).chmod((partial / MANIFEST_FILE).stat().st_mode)
         read_folder(partial, base, Reasons())
-        _rename(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def file_digest(path: Path) -> str:
     """sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_free(out: Path, force: bool) -> None:
-    if not out.exists():
-        return
-    if not force:
-        raise FileExistsError(f"{out} is there already; give another name, or --force to replace it")
-    if not is_compiled(out):
-        raise FileExistsError(f"{out} is no compiled folder, so it is not replaced; give another name")
-
-
-def _rename(partial: Path, out: Path) -> None:
-    if out.exists():
-        old = partial.with_name(f"{partial.name}.old")
-        out.rename(old)
-        partial.rename(out)
-        shutil.rmtree(old)
-    else:
-        partial.rename(out)
