@@ -68,5 +68,6 @@ def test_wrong_usage_exits_with_2(convert, tmp_path):
     assert convert("--method", "distill").exit_code == 2
     assert convert("--rank", 0).exit_code == 2
     (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
     assert convert().exit_code == 2
     assert convert("--force").exit_code == 2

@@ -34,7 +34,12 @@ class BaseWeights:
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
         self._folder, self._device = folder, torch.device(device)
         index = folder / INDEX_FILE
-        self._files: dict[str, str] | None = json.loads(index.read_text())["weight_map"] if index.exists() else None
+        self._files: dict[str, str] | None = None
+        if index.exists():
+            try:
+                self._files = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise Refusal(Code.CONVERSION_WEIGHT, f"{index} is no index of weights: {error!r}.") from error
 
     def read(self, module: str, projection: Projection) -> Tensor:
         """W of the projection, [in, out], float32, on the device. Refuses CONVERSION_WEIGHT if it is not there."""

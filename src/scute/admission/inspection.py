@@ -111,8 +111,14 @@ def read_facts(folder: Path) -> Facts:
         if is_compiled(folder):
             manifest = read_manifest(folder)
             version = None if manifest.source is None else manifest.source.peft_version
-            parts = tuple(dict.fromkeys(name.rpartition(".")[2] for name in manifest.members))
-            return Facts(manifest.method, version, manifest.base.folder, parts)
+            parts = tuple(dict.fromkeys(printable(name.rpartition(".")[2]) for name in manifest.members))
+            named = manifest.base.folder
+            return Facts(
+                printable(manifest.method),
+                None if version is None else printable(version),
+                None if named is None else printable(named),
+                parts,
+            )
         raw = read_config_file(folder / CONFIG_FILE)
     except (Refusal, OSError):
         return Facts()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scute.cli.base import base_model
-from scute.cli.output import print_json, print_table
+from scute.cli.output import finite, print_json, print_table
 from scute.errors import Refusal
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _as_json(done: "Conversion", out: Path) -> dict[str, Any]:
         "folder": str(out),
         "source": done.source,
         "left_out": done.left_out,
-        "measured": agreed and {"effect": agreed.effect, "error": agreed.error, "ratio": agreed.ratio},
+        "measured": agreed and {"effect": agreed.effect, "error": agreed.error, "ratio": finite(agreed.ratio)},
         "measured_on": done.measured_on,
         "notes": done.notes,
         "layers": [

@@ -1,6 +1,7 @@
 """What the subcommands print with: tables for people, JSON for programs."""
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 PIPE_WIDTH = 120
+
+
+def finite(value: float) -> float | None:
+    """For JSON, which has neither infinity nor NaN."""
+    return value if math.isfinite(value) else None
 
 
 def print_json(value: Any) -> None:

@@ -1,7 +1,6 @@
 """`scute verify`: adapters in a vLLM engine against the PEFT library, for a bug report."""
 
 import json as jsons
-import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scute.cli.base import base_model
-from scute.cli.output import print_json, print_table
+from scute.cli.output import finite, print_json, print_table
 from scute.errors import Refusal
 
 if TYPE_CHECKING:
@@ -67,9 +66,9 @@ def _as_json(done: "Verification", versions: dict[str, str], bound: float) -> di
             "method": verdict.method,
             "effect": verdict.agreement.effect,
             "error": verdict.agreement.error,
-            "ratio": _finite(verdict.agreement.ratio),
+            "ratio": finite(verdict.agreement.ratio),
             "above_bound": _is_above(verdict, bound),
-            "modules": [{"module": m.module, "ratio": _finite(m.ratio)} for m in verdict.modules],
+            "modules": [{"module": m.module, "ratio": finite(m.ratio)} for m in verdict.modules],
         }
         for verdict in done.verdicts
     ]
@@ -95,7 +94,3 @@ def _print_text(done: "Verification", versions: dict[str, str], bound: float) ->
     for verdict in (verdict for verdict in done.verdicts if verdict.modules):
         rows = [(m.module, f"{100 * m.ratio:.4f} %") for m in verdict.modules[:SHOWN]]
         print_table((f"{verdict.folder}: the normal form against PEFT's layer, worst first", "error / effect"), rows)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -111,6 +111,8 @@ class Manifest(Entry):
 
 def read_manifest(folder: Path) -> Manifest:
     """Refuses FOLDER_UNREADABLE, COMPILED_VERSION and COMPILED_MANIFEST; raises OSError."""
+    if not (folder / MANIFEST_FILE).is_file():  # a pipe would be waited for
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{MANIFEST_FILE} is not a file.")
     try:
         raw: Any = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
