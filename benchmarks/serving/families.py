@@ -8,8 +8,8 @@ RULES: tuple[tuple[str, str], ...] = (
     ("Inductor", r"^triton_"),
     (
         r"Scute \g<0>",
-        r"^(shrink_rows|expand_rows|turn_and_shrink|rotate|fused_gemm|shrink_tiles|expand_tiles)$"
-        r"|^(finish_pair_shrink|expand_pair_tiles)$",
+        r"^(shrink_rows|expand_rows|turn_and_shrink|rotate|copy_and_rotate|fused_gemm)$"
+        r"|^(shrink_tiles|shrink_pair_tiles|expand_tiles|finish_pair_shrink|expand_pair_tiles)$",
     ),
     (r"vLLM \g<0>", r"lora_(shrink|expand)"),
     ("KV cache write", r"reshape_and_cache"),

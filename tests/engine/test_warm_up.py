@@ -218,6 +218,8 @@ def test_no_batch_has_a_kernel_compiled(manager, seen):
         "shrink_rows",
         "expand_rows",
         "shrink_tiles",
+        "shrink_pair_tiles",
+        "expand_pair_tiles",
         "expand_tiles",
         "copy_and_rotate",
         "rotate",

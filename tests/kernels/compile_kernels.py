@@ -13,7 +13,7 @@ from scute.kernels.decode_turn import turn_and_shrink
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
-from scute.kernels.prefill_shrink import shrink_tiles
+from scute.kernels.prefill_shrink import shrink_pair_tiles, shrink_tiles
 from scute.kernels.rotate import copy_and_rotate, rotate
 
 INDICES = (
@@ -89,9 +89,13 @@ def kernels(size: int, slices: int, aligned: bool):
         "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
     }, few.expand_warps  # fmt: skip
-    yield "shrink tiles", shrink_tiles, both | {
-        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "PAIR_CHUNK": 128, "HEIGHT": 32, "PAIR_HEIGHT": 64,
-        "BLOCK_R": many.rank, "SHARED_BLOCK_R": many.shared_shrink, "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
+    yield "shrink tiles", shrink_tiles, common | {
+        "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_K": many.inner,
+        "STAGES": many.shrink_stages,
+    }, many.shrink_warps  # fmt: skip
+    yield "shrink pair tiles", shrink_pair_tiles, {
+        "PDL": True, "SPLIT_WIDTH": many.split_width, "CHUNK": 128, "HEIGHT": 64, "BLOCK_R": many.shared_shrink,
+        "BLOCK_K": many.inner, "STAGES": many.shrink_stages,
     }, many.shrink_warps  # fmt: skip
     yield "expand tiles", expand_tiles, columns | {
         "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "STEPS": many.steps,
@@ -100,10 +104,12 @@ def kernels(size: int, slices: int, aligned: bool):
     yield "finish pair shrink", finish_pair_shrink, common | {
         "SPLITS": 2, "PARTS": 1 if size == 4 else 2, "HEIGHT": 64, "BLOCK_R": many.shared_rank,
     }, 4  # fmt: skip
-    yield "expand pair tiles", expand_pair_tiles, common | {
-        "PARTS": 1 if size == 4 else 2, "ALIGNED": aligned, "HEIGHT": 64, "BLOCK_R": many.shared_rank,
-        "BLOCK_N": many.shared_outer, "STAGES": many.shared_stages,
-    }, many.shared_warps  # fmt: skip
+    for name, ranks in [("", 0), *([(", kept", 256)] if size == 2 else [])]:
+        yield f"expand pair tiles{name}", expand_pair_tiles, common | {
+            "PARTS": 1 if size == 4 else 2, "ALIGNED": aligned, "HEIGHT": 64, "RANKS": ranks,
+            "BLOCK_R": many.shared_rank, "BLOCK_N": many.shared_outer, "STEPS": many.shared_steps,
+            "STAGES": many.shared_stages,
+        }, many.shared_warps  # fmt: skip
     for height in (16, 32):
         yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, **turn}, 4
         yield f"copy and rotate {height}", copy_and_rotate, {"PDL": True, "HEIGHT": height, "COPY_ROWS": 32, **turn}, 4

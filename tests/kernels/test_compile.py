@@ -23,12 +23,13 @@ def reports(tmp_path_factory) -> list[dict]:
 
 
 def test_every_kernel_compiles(reports):
-    assert len(reports) == 36
+    assert len(reports) == 41
 
 
 def test_shared_memory_fits_every_gpu_since_ampere(reports):
-    for report in reports:  # the GEMM is for Hopper
-        assert report["shared_memory"] <= (227 if "gemm" in report["name"] else 99) * 1024
+    for report in reports:
+        on_hopper = any(name in report["name"] for name in ("gemm", "kept"))
+        assert report["shared_memory"] <= (227 if on_hopper else 99) * 1024
 
 
 def test_loads_and_stores_of_y_are_wide_at_usual_sizes(reports):

@@ -1,8 +1,10 @@
 """A whole layer: rotation, base GEMM, shrink and expand, in the launches that its batch gets."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from kernel_cases import (
@@ -60,10 +62,13 @@ def test_linear(spec: Spec, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype):
+def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     """Its adapter's chunks are elsewhere in the list then, beside those of other adapters."""
+    # The interpreter multiplies by BLAS, where the order of a row's sum may follow from its place in the tile.
+    monkeypatch.setattr(np, "matmul", partial(np.einsum, "...ij,...jk->...ik"))
     spec = Spec("alone", 64, (32, 16), TOGETHER[0].adapters[:8], batch(30, 8, 2), pair_ranks=(5, 40))
     full = build(spec, dtype)
+    full.weight.zero_()  # so may the library's GEMM
     y = launch.linear(*full.linear_args())
     for slot in range(8):
         kept = [row for row, owner in enumerate(spec.slot_of_token) if owner == slot]

@@ -6,8 +6,8 @@ import pytest
 from scute.kernels.plan import (
     HEIGHTS,
     PAIR_HEIGHTS,
-    PAIR_RANK_CHUNKS,
     RANK_CHUNKS,
+    SMALL_TILE,
     BatchPlan,
     Residents,
     shrink_items,
@@ -59,10 +59,8 @@ def plain_lists(slot_of_row: np.ndarray, residents: Residents) -> dict[Part, Rec
         tiles = list(plain_tiles(slot_of_row, height)) if is_used else []
         shared_tiles = list(plain_tiles(pair_of_row, PAIR_HEIGHTS[size])) if is_used else []
         items = [(*tile, first) for tile in tiles for first in range(0, residents.rank[tile[0]], chunk)]
-        for pair, *rows in shared_tiles:
-            items += [
-                (-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], PAIR_RANK_CHUNKS[size])
-            ]
+        for pair, *rows in shared_tiles if height == SMALL_TILE else ():
+            items += [(-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], chunk)]
         lists[Part(Part.TILES_SMALL + size)] = tiles
         lists[Part(Part.SHARED_TILES_SMALL + size)] = shared_tiles
         lists[Part(Part.SHRINK_SMALL + size)] = items

@@ -24,7 +24,7 @@ def launches(shape: LayerShape, live: Set[Route], rows: int, fuses_gemm: bool) -
     decode = rows <= SMALL_BATCH
     count = 2  # shrink and expand, whatever the adapters have
     if Route.SHARED in live and not decode:
-        count += 2  # the end of the pairs' shrink, and their expand
+        count += 3  # the pairs' shrink, its end, and their expand
     if Route.ROTATION in live:
         fused = fuses_gemm and rows <= FUSED_GEMM_TOKENS and len(shape.slices) > 1
         if not decode and rows > TOGETHER_TOKENS:

@@ -30,7 +30,8 @@ class PrefillBlocks(NamedTuple):
 
     rank, shared_rank: ranks at a time, of a slot and of a pair. split_width: columns of x that one program of the
     shrink sums, `inner` at a time. outer, steps: columns of y at a time in the expand of a slot's tile, and how often;
-    shared_outer: of a program of the expand of a pair's. shared_shrink: ranks of a pair at a time in the shrink.
+    shared_outer, shared_steps: the same for a pair's tile, which keeps its products on the chip over all columns where
+    the ranks are at most shared_kept. shared_shrink: ranks of a pair at a time in the shrink.
     """
 
     rank: int
@@ -44,6 +45,8 @@ class PrefillBlocks(NamedTuple):
     expand_warps: int
     expand_stages: int
     shared_outer: int
+    shared_steps: int
+    shared_kept: int
     shared_warps: int
     shared_stages: int
     shared_shrink: int
@@ -69,13 +72,13 @@ class GemmBlocks(NamedTuple):
 
 def decode_blocks(in_features: int, out_features: int, shared_rank: int, element_size: int) -> DecodeBlocks:
     """A program of the shrink takes all columns of x at once where registers hold them."""
-    inner, ranks = _power_of_2(in_features), 4
+    inner, ranks = power_of_2(in_features), 4
     if inner * element_size > 8192:  # sums of blocks stay in registers, so blocks are small
         inner, ranks = 4096 // element_size, 2
-    shared_inner = max(64, min(_power_of_2(in_features), 512 // element_size))
+    shared_inner = max(64, min(power_of_2(in_features), 512 // element_size))
     splits = 2 if in_features <= 8192 else 4
     shared_outer = 32 if out_features < 16384 else 64
-    shared_block = min(128, _power_of_2(shared_rank))
+    shared_block = min(128, power_of_2(shared_rank))
     return DecodeBlocks(ranks, inner, shared_inner, splits, 4, 512, 8, shared_outer, shared_block, 4, 128)
 
 
@@ -85,10 +88,10 @@ def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_si
     width = round_up(-(-in_features // min(4, -(-in_features // 2048))), inner)
     ranks = _rank_block(max_rank), _rank_block(shared_rank)
     if element_size == 2:
-        shared_outer, shared_shrink = 128, 128 if shared_rank > 64 else ranks[1]
+        shared = 64, 8, 256, 4, 3, 128 if shared_rank > 64 else ranks[1]
     else:  # 32-bit products are unrolled, as no matrix unit makes them
-        shared_outer, shared_shrink = 64, ranks[1]
-    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3, shared_outer, 4, 3, shared_shrink)
+        shared = 64, 1, 1, 4, 3, ranks[1]
+    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3, *shared)
 
 
 def rotate_blocks(in_features: int, rotation_width: int, element_size: int) -> RotateBlocks:  # noqa: ARG001
@@ -98,7 +101,7 @@ def rotate_blocks(in_features: int, rotation_width: int, element_size: int) -> R
 
 def gemm_blocks(tokens: int, out_features: int, element_size: int) -> GemmBlocks:
     """A decode GEMM is bound by reading its weights: blocks deep enough to have many of their bytes in flight."""
-    rows = min(64, _power_of_2(tokens))
+    rows = min(64, power_of_2(tokens))
     if out_features < 16384:
         return GemmBlocks(rows, 64, 256 // element_size, warps=4, stages=4)
     return GemmBlocks(rows, 128, 128 // element_size, warps=4, stages=4)
@@ -108,7 +111,7 @@ def _rank_block(rank: int) -> int:
     return 16 if rank <= 16 else 32 if rank <= 32 else 64
 
 
-def _power_of_2(value: int) -> int:
+def power_of_2(value: int) -> int:
     """The smallest power of two that is at least `value`, and at least 16."""
     return max(16, 1 << (value - 1).bit_length())
 

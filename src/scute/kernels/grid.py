@@ -53,6 +53,11 @@ def launch_options(x: Tensor) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if is_hopper(x) else {"PDL": False}
 
 
+def has_room(x: Tensor) -> bool:
+    """Whether a program has the shared memory of a Hopper GPU; the interpreter has any."""
+    return is_hopper(x) or not x.is_cuda
+
+
 def is_hopper(x: Tensor) -> bool:
     """Hopper or later: it has programmatic dependent launch, and shared memory for a deep GEMM."""
     return x.is_cuda and _is_hopper(x.get_device())

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Slots
-from scute.kernels.blocks import PrefillBlocks, ceil_div, round_up
-from scute.kernels.grid import are_aligned, column_blocks, launch_options, shared_a_of, shared_rank_of
+from scute.kernels.blocks import PrefillBlocks, ceil_div, power_of_2, round_up
+from scute.kernels.grid import are_aligned, column_blocks, has_room, launch_options, shared_a_of, shared_rank_of
 from scute.kernels.plan import (
     LARGE_TILE,
     PAIR_HEIGHTS,
-    PAIR_RANK_CHUNKS,
     RANK_CHUNKS,
     BatchPlan,
     shrink_items,
@@ -20,10 +19,12 @@ from scute.kernels.plan import (
 )
 from scute.kernels.prefill_expand import expand_tiles
 from scute.kernels.prefill_pairs import expand_pair_tiles, finish_pair_shrink
-from scute.kernels.prefill_shrink import shrink_tiles
+from scute.kernels.prefill_shrink import shrink_pair_tiles, shrink_tiles
 from scute.kernels.routes import Part, Route
 
 PAIR_TILE = PAIR_HEIGHTS[1]
+PAIR_RANK_CHUNK = 128
+"""Ranks of a pair that one program shrinks: many, so that x is read less often."""
 
 
 class Shrunk(NamedTuple):
@@ -68,43 +69,61 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
         plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, slots.shared_a.shape[0])),
         blocks,
     )
-    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, 1)
+    items = shrink_items(shrunk.tiles, slots.max_rank, 0, 0, 1)
     if items:
-        shrink_tiles[(items, splits, slots.slices)](
+        shrink_tiles[(items * slots.slices, splits)](
             x,
             slots.factors,
             slots.table,
-            shared_a_of(slots),
-            slots.pair_rank,
             plan.part(Part.SHRINK_LARGE),
             plan.part(Part.ROWS),
-            plan.part(Part.SHARED_ROWS),
             shrunk.partial,
-            shrunk.shared_partial,
             tokens,
             in_features,
             stride_partial,
-            stride_shared_partial,
             x.stride(0),
             slots.table.stride(0),
-            slots.shared_a.stride(0),
-            slots.shared_a.stride(1),
             SLICES=slots.slices,
             CHUNK=RANK_CHUNKS[1],
-            PAIR_CHUNK=PAIR_RANK_CHUNKS[1],
             SPLIT_WIDTH=blocks.split_width,
-            SHARED=shared_rank > 0,
             HEIGHT=LARGE_TILE,
-            PAIR_HEIGHT=PAIR_TILE,
             BLOCK_R=blocks.rank,
-            SHARED_BLOCK_R=blocks.shared_shrink,
             BLOCK_K=blocks.inner,
             STAGES=blocks.shrink_stages,
             num_warps=blocks.shrink_warps,
             num_stages=1,
             **launch_options(x),
         )
+    if shrunk.shared_tiles:
+        _shrink_pairs(x, shrunk, slots, plan, shared_rank)
     return shrunk
+
+
+def _shrink_pairs(x: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan, shared_rank: int) -> None:
+    blocks, chunks = shrunk.blocks, ceil_div(shared_rank, PAIR_RANK_CHUNK)
+    shrink_pair_tiles[(shrunk.shared_tiles * chunks, shrunk.splits)](
+        x,
+        shared_a_of(slots),
+        slots.pair_rank,
+        plan.part(Part.SHARED_TILES_LARGE),
+        plan.part(Part.SHARED_ROWS),
+        shrunk.shared_partial,
+        *x.shape,
+        chunks,
+        shrunk.stride_shared_partial,
+        x.stride(0),
+        slots.shared_a.stride(0),
+        slots.shared_a.stride(1),
+        CHUNK=PAIR_RANK_CHUNK,
+        SPLIT_WIDTH=blocks.split_width,
+        HEIGHT=PAIR_TILE,
+        BLOCK_R=blocks.shared_shrink,
+        BLOCK_K=blocks.inner,
+        STAGES=blocks.shrink_stages,
+        num_warps=blocks.shrink_warps,
+        num_stages=1,
+        **launch_options(x),
+    )
 
 
 def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
@@ -174,7 +193,8 @@ def _expand_pairs(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> N
         num_stages=1,
         **launch_options(y),
     )
-    columns = column_blocks(slots, blocks.shared_outer)
+    ranks = power_of_2(stride)
+    columns = column_blocks(slots, blocks.shared_outer * blocks.shared_steps)
     expand_pair_tiles[(shrunk.shared_tiles * columns,)](
         y,
         h,
@@ -198,8 +218,10 @@ def _expand_pairs(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> N
         PARTS=parts,
         ALIGNED=are_aligned(slots),
         HEIGHT=PAIR_TILE,
+        RANKS=ranks if ranks <= blocks.shared_kept and has_room(y) else 0,
         BLOCK_R=blocks.shared_rank,
         BLOCK_N=blocks.shared_outer,
+        STEPS=blocks.shared_steps,
         STAGES=blocks.shared_stages,
         num_warps=blocks.shared_warps,
         num_stages=1,

@@ -17,8 +17,6 @@ PAIR_HEIGHTS = (SMALL_TILE, 64)
 """Rows per tile of a shared pair, by tile height: its ranks are many, so a large tile reads its factors less often."""
 RANK_CHUNKS = (16, 64)
 """Ranks that one work item of the shrink covers, by tile height: a longer rank is shared out over several."""
-PAIR_RANK_CHUNKS = (16, 128)
-"""The same for a shared pair."""
 
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
@@ -59,8 +57,12 @@ def tile_count(tokens: int, height: int, segments: int) -> int:
 
 
 def shrink_items(tiles: int, max_rank: int, shared_tiles: int, shared_rank: int, size: int) -> int:
-    """An upper bound on the work items of the shrink; size: index of the tiles' height in HEIGHTS."""
-    return tiles * -(-max_rank // RANK_CHUNKS[size]) + shared_tiles * -(-shared_rank // PAIR_RANK_CHUNKS[size])
+    """An upper bound on the work items of the shrink; size: index of the tiles' height in HEIGHTS.
+
+    Large tiles of pairs have a launch of their own, so they are no items.
+    """
+    items = tiles * -(-max_rank // RANK_CHUNKS[size])
+    return items + (shared_tiles * -(-shared_rank // RANK_CHUNKS[size]) if HEIGHTS[size] == SMALL_TILE else 0)
 
 
 @dataclass(slots=True)
@@ -191,9 +193,9 @@ class BatchPlan:
         rotated: by slot; None if no slot of the batch rotates.
         """
         tiles = _cut(segments, np.where(segments[:, 0] < 0, PAIR_HEIGHTS[size], HEIGHTS[size]))
-        chunks = np.where(tiles[:, 0] < 0, PAIR_RANK_CHUNKS[size], RANK_CHUNKS[size])
-        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(tiles, chunks))
         own = np.count_nonzero(tiles[:, 0] >= 0)  # the slots' tiles come before the pairs'
+        shared_out = tiles if HEIGHTS[size] == SMALL_TILE else tiles[:own]
+        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(shared_out, RANK_CHUNKS[size]))
         own_tiles, shared_tiles = tiles[:own, :3], tiles[own:, :3]
         _write(host[self._place(Part.TILES_SMALL + size)], own_tiles)
         if len(shared_tiles):
@@ -237,11 +239,10 @@ def _cut(segments: Records, heights: Counts) -> Records:
     return tiles
 
 
-def _share_ranks(tiles: Records, chunks: Counts) -> Records:
-    """Share out the ranks of every tile over items of its chunk's ranks, which have their first rank for a rank."""
-    times = -(-tiles[:, 3] // chunks)
-    items, number = _repeat(tiles, times)
-    items[:, 3] = number * chunks.repeat(times)
+def _share_ranks(tiles: Records, chunk: int) -> Records:
+    """Share out the ranks of every tile over items of `chunk` ranks, which have their first rank for a rank."""
+    items, number = _repeat(tiles, -(-tiles[:, 3] // chunk))
+    items[:, 3] = number * chunk
     return items
 
 

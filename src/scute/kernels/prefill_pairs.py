@@ -116,13 +116,16 @@ def expand_pair_tiles(
     PARTS: tl.constexpr,
     ALIGNED: tl.constexpr,
     HEIGHT: tl.constexpr,
+    RANKS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEPS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y += (products B_shared) e, as `finish_pair_shrink` made them; grid (tile, block of columns).
+    """y += (products B_shared) e, as `finish_pair_shrink` made them; grid (tile, STEPS blocks of columns).
 
+    RANKS: of all pairs, where a tile's products stay on the chip over all columns; 0 where there are too many.
     Rows that have more than this term on a slice are left to `expand_tiles` there.
     """
     tile = shared_tiles + tl.program_id(0) // blocks * 3
@@ -130,14 +133,14 @@ def expand_pair_tiles(
     first = field(tile, 1)
     count = field(tile, 2)
     if count > 0:
-        slice_index, start, end, offset = slice_of(tl.program_id(0) % blocks, starts, BLOCK_N, SLICES)
+        slice_index, start, end, offset = slice_of(tl.program_id(0) % blocks, starts, STEPS * BLOCK_N, SLICES)
         is_row = tl.arange(0, HEIGHT) < count
         position = first + tl.arange(0, HEIGHT)
         row = tl.load(shared_rows + position, mask=is_row, other=0).to(tl.int64)
         slot = tl.load(slot_of_row + row, mask=is_row, other=0)
         entry = entry_of(table, slot, slice_index, stride_slot)
         row_mask = is_row & _only_shared(entry, is_row)
-        e_unit = tl.load(entry + E, mask=row_mask, other=0)
+        e_row = piece(vectors, tl.load(entry + E, mask=row_mask, other=0)[:, None])
         rank = tl.load(pair_rank + pair)
         width = end - start
         out_offset = element_of(out_offsets, slice_index, SLICES)
@@ -145,30 +148,56 @@ def expand_pair_tiles(
             start = tl.multiple_of(start, 16)
             width = tl.multiple_of(width, 16)
             out_offset = tl.multiple_of(out_offset, 16)
-        column = offset + tl.arange(0, BLOCK_N)
-        column_mask = column < width
-        b_column = shared_b + pair * stride_pair + out_offset + column[None, :]
+        last = min(offset + STEPS * BLOCK_N, width)
+        factor = shared_b + pair * stride_pair + out_offset
+        y_row = y + row[:, None] * stride_y + start
         product_row = products + (slice_index * tokens.to(tl.int64) + position[:, None]) * (PARTS * stride_part)
         if PDL:
             gdc_wait()
-        acc = tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32)
-        for r_start in tl.range(0, rank, BLOCK_R, num_stages=STAGES):
-            r = r_start + tl.arange(0, BLOCK_R)
-            r_mask = r < rank
-            b_block = tl.load(
-                b_column + r[:, None].to(tl.int64) * stride_shared,
-                mask=r_mask[:, None] & column_mask[None, :],
-                other=0.0,
-            )
-            for part in tl.static_range(PARTS):
-                at = product_row + part * stride_part + r[None, :]
-                block = tl.load(at, mask=is_row[:, None], other=0.0)  # 0 past the rank
-                acc = tl.dot(block, b_block, acc, input_precision="ieee")
-        mask = row_mask[:, None] & column_mask[None, :]
-        acc *= tl.load(piece(vectors, e_unit[:, None]) + column[None, :], mask=mask, other=0.0)
-        y_at = y + row[:, None] * stride_y + (start + column)[None, :]
-        y_block = tl.load(y_at, mask=mask, other=0.0)
-        tl.store(y_at, (y_block.to(tl.float32) + acc).to(y_block.dtype), mask=mask)
+        if RANKS > 0:
+            r = tl.arange(0, RANKS)
+            r_mask = is_row[:, None] & (r < stride_part)[None, :]
+            high = tl.load(product_row + r[None, :], mask=r_mask, other=0.0)  # 0 past the rank
+            if PARTS > 1:
+                low = tl.load(product_row + stride_part + r[None, :], mask=r_mask, other=0.0)
+            for at in tl.range(offset, last, BLOCK_N, num_stages=STAGES):
+                column = at + tl.arange(0, BLOCK_N)
+                b_block = _load_b(factor, stride_shared, r, rank, column, last)
+                mask = row_mask[:, None] & (column < last)[None, :]
+                y_block = tl.load(y_row + column[None, :], mask=mask, other=0.0)
+                acc = tl.dot(high, b_block, input_precision="ieee")
+                if PARTS > 1:
+                    acc = tl.dot(low, b_block, acc, input_precision="ieee")
+                _finish(y_row, e_row, y_block, acc, column, mask)
+        else:
+            for at in range(offset, last, BLOCK_N):
+                column = at + tl.arange(0, BLOCK_N)
+                acc = tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32)
+                for r_start in tl.range(0, rank, BLOCK_R, num_stages=STAGES):
+                    r = r_start + tl.arange(0, BLOCK_R)
+                    b_block = _load_b(factor, stride_shared, r, rank, column, last)
+                    for part in tl.static_range(PARTS):
+                        product = tl.load(
+                            product_row + part * stride_part + r[None, :], mask=is_row[:, None], other=0.0
+                        )
+                        acc = tl.dot(product, b_block, acc, input_precision="ieee")
+                mask = row_mask[:, None] & (column < last)[None, :]
+                y_block = tl.load(y_row + column[None, :], mask=mask, other=0.0)
+                _finish(y_row, e_row, y_block, acc, column, mask)
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def _load_b(factor, stride, r, rank, column, last):
+    """B_shared [r, column]."""
+    at = factor + r[:, None].to(tl.int64) * stride + column[None, :]
+    return tl.load(at, mask=(r < rank)[:, None] & (column < last)[None, :], other=0.0)
+
+
+@triton.jit
+def _finish(y_row, e_row, y_block, acc, column, mask):
+    """y + acc e, rounded once."""
+    acc *= tl.load(e_row + column[None, :], mask=mask, other=0.0)
+    tl.store(y_row + column[None, :], (y_block.to(tl.float32) + acc).to(y_block.dtype), mask=mask)

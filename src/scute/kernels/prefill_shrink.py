@@ -14,63 +14,38 @@ def shrink_tiles(
     x,
     factors,
     table,
-    shared_a,
-    pair_rank,
     items,
     rows,
-    shared_rows,
     partial,
-    shared_partial,
     tokens,
     in_features,
     stride_partial,
-    stride_shared_partial,
     stride_x,
     stride_slot,
-    stride_pair,
-    stride_shared,
     SLICES: tl.constexpr,
     CHUNK: tl.constexpr,
-    PAIR_CHUNK: tl.constexpr,
     SPLIT_WIDTH: tl.constexpr,
-    SHARED: tl.constexpr,
     HEIGHT: tl.constexpr,
-    PAIR_HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    SHARED_BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """partial[split, slice, row, :rank] = x[row] A^T over the columns of one split; grid (item, split, slice).
+    """partial[split, slice, row, :rank] = x[row] A^T over the columns of one split; grid (item and slice, split).
 
-    Items of a shared pair write shared_partial[split, row, :pair rank] instead, once for all slices.
+    Slices of one item run together, so that all but the first find its rows of x in L2.
     """
     if PDL:
         gdc_launch_dependents()
-    item = items + tl.program_id(0) * 4
+    item = items + tl.program_id(0) // SLICES * 4
+    slice_index = tl.program_id(0) % SLICES
     split = tl.program_id(1)
-    slice_index = tl.program_id(2)
-    segment = field(item, 0)
+    slot = field(item, 0)
     first = field(item, 1)
     count = field(item, 2)
     rank_start = field(item, 3)
-    # The plan is the batch's: it has items of pairs for a layer that serves none, too.
-    if segment < 0:
-        if SHARED:  # noqa: SIM102 - decided when it is compiled
-            if (count > 0) & (slice_index == 0):
-                pair = (-1 - segment).to(tl.int64)
-                lane = tl.arange(0, PAIR_HEIGHT)
-                row_mask = lane < count
-                row = tl.load(shared_rows + first + lane, mask=row_mask, other=0).to(tl.int64)
-                out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_shared_partial
-                _shrink_chunk(
-                    x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
-                    min(tl.load(pair_rank + pair), rank_start + PAIR_CHUNK), split, in_features, stride_x,
-                    SPLIT_WIDTH, PAIR_HEIGHT, SHARED_BLOCK_R, BLOCK_K, STAGES, PDL,
-                )  # fmt: skip
-    elif count > 0:
-        entry = entry_of(table, segment, slice_index, stride_slot)
+    if count > 0:
+        entry = entry_of(table, slot, slice_index, stride_slot)
         lane = tl.arange(0, HEIGHT)
         row_mask = lane < count
         row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
@@ -78,6 +53,56 @@ def shrink_tiles(
         _shrink_chunk(
             x, row, row_mask, piece(factors, field(entry, A)), in_features, out, rank_start,
             min(field(entry, RANK), rank_start + CHUNK), split, in_features, stride_x,
+            SPLIT_WIDTH, HEIGHT, BLOCK_R, BLOCK_K, STAGES, PDL,
+        )  # fmt: skip
+    # The expand waits for this launch alone, so this one must not end before those before it.
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def shrink_pair_tiles(
+    x,
+    shared_a,
+    pair_rank,
+    shared_tiles,
+    shared_rows,
+    shared_partial,
+    tokens,
+    in_features,
+    chunks,
+    stride_partial,
+    stride_x,
+    stride_pair,
+    stride_shared,
+    CHUNK: tl.constexpr,
+    SPLIT_WIDTH: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """shared_partial[split, row, :rank] = x[row] A_shared^T, as `shrink_tiles`; grid (tile and chunk of ranks, split).
+
+    A kernel of its own, since its large blocks would leave the other's programs few registers.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    tile = shared_tiles + tl.program_id(0) // chunks * 3
+    rank_start = tl.program_id(0) % chunks * CHUNK
+    split = tl.program_id(1)
+    pair = field(tile, 0).to(tl.int64)
+    first = field(tile, 1)
+    count = field(tile, 2)
+    if count > 0:
+        lane = tl.arange(0, HEIGHT)
+        row_mask = lane < count
+        row = tl.load(shared_rows + first + lane, mask=row_mask, other=0).to(tl.int64)
+        out = shared_partial + (split.to(tl.int64) * tokens + row[:, None]) * stride_partial
+        _shrink_chunk(
+            x, row, row_mask, shared_a + pair * stride_pair, stride_shared, out, rank_start,
+            min(tl.load(pair_rank + pair), rank_start + CHUNK), split, in_features, stride_x,
             SPLIT_WIDTH, HEIGHT, BLOCK_R, BLOCK_K, STAGES, PDL,
         )  # fmt: skip
     # The expand waits for this launch alone, so this one must not end before those before it.
