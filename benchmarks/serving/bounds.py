@@ -58,7 +58,7 @@ SERVED: Sequence[tuple[str, str, str, Bound]] = (
     ("scute/lora", "stock-tuned/lora", PREFILL, Bound("LoRA-only / the same, stock tuned, prefill", 0.85, "0.75")),
     (
         "stock-tuned-256/converted",
-        "scute-256/own",
+        "scute/own",
         DECODE,
         Bound("conversions, stock tuned / five methods, decode", 2.0, "2.5", at_least=True),
     ),

@@ -51,7 +51,9 @@ def _growing(*methods: str) -> list[str]:
 
 
 LORA_ONLY = ("stock/lora", "stock-tuned/lora", "scute/lora")
-CONVERSIONS = ("scute-256/own", "stock-256/converted", "stock-tuned-256/converted")
+TUNED = ("stock-tuned/lora",)
+MIXES = ("scute/lora", "scute/own", "scute/base")
+CONVERSIONS = ("scute/own", "stock-256/converted", "stock-tuned-256/converted")
 
 PLANS: Mapping[str, Plan] = {
     # Table 4 and its base line, then other pools and loads of Table A8 and of Figure 3.
@@ -61,13 +63,20 @@ PLANS: Mapping[str, Plan] = {
         Block(_cells(_growing("vera", "ia3"), ["decode:burst"], ("scute/own",), each=None), 3),
         Block(_cells(["five-methods"], ["decode:burst:zipf", "decode:32", "prefill:32"], (*LORA_ONLY, "scute/own")), 3),
     ),
-    # Table 4's conversions, and ranks that stock pads.
-    "conversions": (
+    # What issue 3 bounds, beside stock as shipped, in as few engines as one GPU holds at once.
+    "bounds": (
         Block(
-            _cells(["five-methods"], BURSTS, CONVERSIONS)
-            + _cells(["mixed-ranks"], BURSTS, ("scute-256/own", "stock-256/own", "stock-tuned-256/own")),
+            _cells(["five-methods"], BURSTS[:1], ("base/base", *TUNED, "stock-tuned-256/converted", *MIXES))
+            + _cells(["five-methods"], BURSTS[1:], ("base/base", *TUNED, *MIXES)),
             3,
         ),
+        Block(_cells(_growing("vera", "ia3"), ["decode:burst"], ("scute/own",), each=None), 2),
+    ),
+    # Table 4's conversions.
+    "conversions": (Block(_cells(["five-methods"], BURSTS, CONVERSIONS), 3),),
+    # Ranks that stock pads.
+    "mixed-ranks": (
+        Block(_cells(["mixed-ranks"], BURSTS, ("scute-256/own", "stock-256/own", "stock-tuned-256/own")), 3),
     ),
     # The same with VeRA at rank 64, and without VeRA.
     "conversions-64": (

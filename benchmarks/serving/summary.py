@@ -47,10 +47,10 @@ COMPARISONS = (
     ),
     Comparison("five-methods", "scute/base", "base/base", "Base rows alone / base model without LoRA"),
     Comparison(
-        "five-methods", "stock-tuned-256/converted", "scute-256/own", f"{FIVE}, converted, in vLLM, tuned / as they are"
+        "five-methods", "stock-tuned-256/converted", "scute/own", f"{FIVE}, converted, in vLLM, tuned / as they are"
     ),
     Comparison(
-        "five-methods", "stock-256/converted", "scute-256/own", f"{FIVE}, converted, in vLLM as shipped / as they are"
+        "five-methods", "stock-256/converted", "scute/own", f"{FIVE}, converted, in vLLM as shipped / as they are"
     ),
     Comparison(
         "five-methods-64",

@@ -1,8 +1,10 @@
 """A whole layer: rotation, base GEMM, shrink and expand, in the launches that its batch gets."""
 
+import weakref
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from kernel_cases import (
     build,
 )
 
-from scute.kernels import launch, launch_rotate
+from scute.kernels import launch, launch_decode, launch_rotate
 
 # Triton's interpreter multiplies the bits of bfloat16.
 DTYPES = [torch.float16, torch.float32, *([torch.bfloat16] if torch.cuda.is_available() else [])]
@@ -88,3 +90,26 @@ def test_the_shrink_beside_one_gemm_over_all_slices(spec: Spec, monkeypatch: pyt
     y = launch.linear(*case.linear_args())
     real = slice(0, len(spec.slot_of_token))
     torch.testing.assert_close(y[real], expected[real], rtol=2e-3, atol=2e-3)
+
+
+def test_the_shrink_beside_the_gemm_is_not_given_the_memory_of_its_inputs(monkeypatch: pytest.MonkeyPatch):
+    spec = next(s for s in TOGETHER if len(s.slices) > 1)
+    inputs: list[weakref.ref[torch.Tensor]] = []
+    rotate, shrink = launch_rotate.rotate, launch_decode.shrink
+
+    def watched_rotate(*arguments: Any) -> torch.Tensor:
+        rotated = rotate(*arguments)
+        inputs.append(weakref.ref(rotated))
+        return rotated
+
+    def watched_shrink(*arguments: Any, beside_gemm: bool = False) -> Any:
+        assert beside_gemm
+        assert inputs[-1]() is not None
+        return shrink(*arguments, beside_gemm=beside_gemm)
+
+    monkeypatch.setattr(launch_rotate, "has_fused_gemm", lambda _x, slots: slots.slices > 1)
+    monkeypatch.setattr(launch_rotate, "rotate", watched_rotate)
+    monkeypatch.setattr(launch_decode, "shrink", watched_shrink)
+    case = build(spec, torch.float16)
+    launch.linear(*case.linear_args())
+    assert inputs

@@ -19,7 +19,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: object) -
         y = launch_rotate.rotated_gemms(x, weight, bias, slots, plan)
         adapt(y, x, *arguments)
     elif launch_rotate.has_fused_gemm(x, slots):
-        y = launch_rotate.gemms(launch_rotate.rotate(x, slots, plan), weight, bias, slots)
+        inputs = launch_rotate.rotate(x, slots, plan)  # kept: the shrink must not be given their memory beside the GEMM
+        y = launch_rotate.gemms(inputs, weight, bias, slots)
         shrunk = launch_decode.shrink(x, slots, plan, beside_gemm=True)
         launch_decode.expand(y, shrunk, slots, plan)
     else:
