@@ -32,6 +32,12 @@ class Code(StrEnum):
     COMPILED_MANIFEST = "compiled.manifest"
     COMPILED_HASH = "compiled.hash"
     COMPILED_BASE = "compiled.base"
+    # several adapters, one after the other
+    STACK_PATH = "stack.path"
+    STACK_BIAS = "stack.bias"
+    STACK_ROTATION = "stack.rotation"
+    STACK_SHARED = "stack.shared"
+    STACK_MAGNITUDE = "stack.magnitude"
     # the adapter against the engine
     MODULE_UNSUPPORTED = "module.unsupported"
     CAPACITY_RANK = "capacity.rank"

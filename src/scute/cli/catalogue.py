@@ -20,6 +20,7 @@ GROUPS = {
     "init": "The initialisation",
     "tensor": "adapter_model.safetensors",
     "compiled": "manifest.json of a compiled folder",
+    "stack": "Several adapters, one after the other",
     "module": "The adapted modules",
     "capacity": "The sizes that the engine was started with",
     "peer": "Other ranks",
@@ -114,6 +115,27 @@ CATALOGUE: dict[Code, Entry] = {
     Code.COMPILED_BASE: Entry(
         "The folder was compiled for a base model with other projections.",
         "Compile the adapter for this base model.",
+    ),
+    Code.STACK_PATH: Entry(
+        "A path starts with scute+stack: and no JSON array of two or more paths follows.",
+        'Write scute+stack:["/first", "/second"], in the order in which they are applied.',
+    ),
+    Code.STACK_BIAS: Entry(
+        "Two adapters of a stack replace the same base bias.",
+        "Train all but one of them with bias='none'.",
+    ),
+    Code.STACK_ROTATION: Entry(
+        "The input transform of a later adapter meets a shared factor of an earlier one, or the blocks of several "
+        "input transforms are wider than 128 together.",
+        "Apply them in another order, convert the earlier one to LoRA, or use block sizes that divide each other.",
+    ),
+    Code.STACK_SHARED: Entry(
+        "Two adapters of a stack have shared factors (VeRA).",
+        "Convert all but one to LoRA at their own rank, which is exact.",
+    ),
+    Code.STACK_MAGNITUDE: Entry(
+        "A stack with DoRA and another adapter on one projection cannot be written as a compiled folder.",
+        "Serve it by its path; the engine knows the base weights that it depends on.",
     ),
     Code.MODULE_UNSUPPORTED: Entry(
         "The adapter changes something that is no plain linear projection of this engine.",

@@ -46,7 +46,7 @@ def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
         rank = str(found.facts.rank)
     verdict = found.reasons[0].code if found.reasons else "served" if base is not None else "no objection"
     return (
-        printable(found.folder.name),
+        printable(found.name),
         found.facts.method or "",
         rank,
         slots,

@@ -11,7 +11,9 @@ from scute.cli.output import print_json, print_table
 
 
 def inspect(
-    folders: Annotated[list[Path], typer.Argument(help="Adapter folders, or folders that hold adapter folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Adapter folders, folders that hold some, or stacks, as scute+stack:[...].")
+    ],
     base: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="The base model's folder; its config.json is enough."),
@@ -24,7 +26,8 @@ def inspect(
     Reads headers only, so that a NaN is found with --deep alone. Without --base it checks what the folder alone
     decides. The limits of an engine are not applied: one line says what the engine has to be started with.
     """
-    from scute.admission.inspection import Base, adapters_in, inspect_folder
+    from scute.admission.inspection import Base, adapters_in
+    from scute.admission.stack_inspection import inspect_path
 
     if deep and base is None:
         raise typer.BadParameter("--deep needs --base")
@@ -32,14 +35,14 @@ def inspect(
     model = None if on is None else on.model
     paths = list(adapters_in(folders))
     if len(paths) == 1 and paths == folders:
-        found = inspect_folder(paths[0], on, deep=deep)
+        found = inspect_path(paths[0], on, deep=deep)
         if json:
             print_json(as_json(found, model))
         else:
             print_one(found, model)
         raise typer.Exit(1 if found.reasons else 0)
     render = as_json if json else as_row
-    each = (inspect_folder(path, on, deep=deep) for path in paths)
+    each = (inspect_path(path, on, deep=deep) for path in paths)
     rendered = [(render(found, model), bool(found.reasons)) for found in each]  # small: the folders are not kept
     if json:
         print_json([told for told, _ in rendered])

@@ -1,10 +1,10 @@
-"""What vLLM's model config says of the base model, and what a folder is on it: no engine is needed for either."""
+"""What vLLM's model config says of the base model, and what a path is on it: no engine is needed for either."""
 
 from pathlib import Path
 from typing import Any
 
-from scute.admission import compile_adapter
 from scute.admission.base import BaseModel
+from scute.admission.stacks import compile_stack, folders_of
 from scute.errors import Incompatible
 
 
@@ -17,9 +17,10 @@ def base_model_of(model_config: Any) -> BaseModel:
 
 
 def check_folder(model_config: Any, path: str) -> None:
-    """Compile the adapter and forget it. Raises Refusal for what the folder alone decides.
+    """Compile the adapter, or the stack, and forget it. Raises Refusal for what the folders alone decide.
 
     A path that is no folder here is left to the engine, which may run elsewhere or fetch it.
     """
-    if Path(path).is_dir():
-        compile_adapter(Path(path), base_model_of(model_config))
+    folders = [Path(name) for name in folders_of(path)]
+    if all(folder.is_dir() for folder in folders):
+        compile_stack(folders, base_model_of(model_config))

@@ -62,7 +62,7 @@ class PairEntry(Entry):
 
 
 class SourceEntry(Entry):
-    """The PEFT folder. sha256: digest of each of its files, by name."""
+    """A folder that was compiled. sha256: digest of each of its files, by name."""
 
     folder: str
     peft_version: str | None
@@ -82,12 +82,12 @@ class WeightsEntry(Entry):
 
 
 class Manifest(Entry):
-    """The whole file. method: ASCII; source: null where no folder was compiled, as for SSF."""
+    """The whole file. method: ASCII; source: a list for a stack, null where no folder was compiled, as for SSF."""
 
     format: Literal[1]
     scute: str
     method: Annotated[str, Field(pattern="^[ -~]{1,64}$")]
-    source: SourceEntry | None
+    source: SourceEntry | list[SourceEntry] | None
     base: BaseEntry
     weights: WeightsEntry
     pair: PairEntry | None
