@@ -65,14 +65,17 @@ def find_stack(
     folders: Sequence[Path], base: BaseModel, reasons: Reasons, *, values: bool = True
 ) -> tuple[AdapterForm, ...] | None:
     """`compile_stack` with the refusals where `reasons` puts them, as `find_form` does it for a folder."""
-    forms = read_stack(folders, base, reasons, values=values)
-    return None if forms is None else onto_up_projections(forms, base)
+    forms = read_forms(folders, base, reasons, values=values)
+    if forms is None:
+        return None
+    moved = onto_up_projections(forms, base)
+    return moved if check_stack(folders, moved, reasons) else None
 
 
-def read_stack(
+def read_forms(
     folders: Sequence[Path], base: BaseModel, reasons: Reasons, *, values: bool = True
 ) -> tuple[AdapterForm, ...] | None:
-    """`find_stack` with every slot on the projection that it was trained on."""
+    """The adapters, with every slot on the projection that it was trained on; `check_stack` says if they stack."""
     forms = []
     for number, folder in enumerate(folders):
         own = Reasons(collect=reasons.collects)
@@ -82,12 +85,15 @@ def read_stack(
             reasons.add(_named(refusal, folders, number))
         if form is not None:
             forms.append(form)
-    if len(forms) < len(folders):
-        return None
+    return tuple(forms) if len(forms) == len(folders) else None
+
+
+def check_stack(folders: Sequence[Path], forms: Sequence[AdapterForm], reasons: Reasons) -> bool:
+    """Whether one member a projection computes all of them; refuses the codes of `stack.` otherwise."""
     num_reasons = len(reasons.found)
     for refusal in _obstacles([folder.name for folder in folders], forms):
         reasons.add(refusal)
-    return None if len(reasons.found) > num_reasons else tuple(forms)
+    return len(reasons.found) == num_reasons
 
 
 def check_each_alone(folders: Sequence[Path], reasons: Reasons) -> None:
@@ -150,7 +156,7 @@ def _obstacles_on(projection: str, members: Sequence[tuple[str, Member]]) -> Ite
 
 REMEDIES = {
     Obstacle.BIAS: "Train one of them with bias='none'.",
-    Obstacle.ROTATION: "Apply them in the other order, or convert the first to LoRA (scute convert).",
+    Obstacle.ROTATION: "Convert the first to LoRA at its own rank, which is exact (scute convert).",
 }
 
 

@@ -127,7 +127,7 @@ CATALOGUE: dict[Code, Entry] = {
     Code.STACK_ROTATION: Entry(
         "The input transform of a later adapter meets a shared factor of an earlier one, or the blocks of several "
         "input transforms are wider than 128 together.",
-        "Apply them in another order, convert the earlier one to LoRA, or use block sizes that divide each other.",
+        "Convert the earlier one to LoRA at its own rank, which is exact, or use block sizes that divide each other.",
     ),
     Code.STACK_SHARED: Entry(
         "Two adapters of a stack have shared factors (VeRA).",

@@ -24,7 +24,7 @@ from scute.admission.compiled.manifest import (
 from scute.admission.compiled.reader import read_folder
 from scute.admission.output import check_output, whole_folder
 from scute.admission.reasons import Reasons
-from scute.admission.stacks import read_stack, refuse_open_magnitudes
+from scute.admission.stacks import check_stack, read_forms, refuse_open_magnitudes
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm, Member
 from scute.algebra.stack import stack_forms
@@ -62,8 +62,10 @@ def compile_folder(
 
 def _read(sources: Sequence[Path], base: BaseModel) -> AdapterForm:
     """The adapter, or the stack as one adapter, with every slot on the projection that it was trained on."""
-    forms = read_stack(sources, base, Reasons())
+    reasons = Reasons()
+    forms = read_forms(sources, base, reasons)
     assert forms is not None, "reasons that are not collected are raised"
+    check_stack(sources, forms, reasons)
     refuse_open_magnitudes([each.name for each in sources], forms)
     return stack_forms(forms)
 
