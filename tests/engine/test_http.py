@@ -1,5 +1,6 @@
 """The OpenAI server: adapters are loaded, refused with a sentence and unloaded while it serves."""
 
+import json
 import os
 import shutil
 import socket
@@ -14,11 +15,12 @@ from typing import Any
 
 import pytest
 import requests
-from conftest import World, disagreement
+from conftest import World, disagreement, stack_disagreement
 from damage import DAMAGES, write_damaged
 
 from scute.admission import compile_folder
 from scute.admission.base_folder import read_base
+from scute.admission.stacks import stack_path
 from scute.engine.offline import Row
 from scute.errors import Code
 from scute.testing.adapters import write_adapter
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.engine
 
 BOUND = 1e-4
 STATIC = ["dora", "oft"]
+STACK = ("ia3", "lora-r3")
 LOADED = ["lora-r8", "ia3", "vera", "oft-cayley", "dora-odd"]
 
 
@@ -80,6 +83,7 @@ def server(world, tmp_path_factory) -> Iterator[Server]:
     compile_folder(Path(world.folders["oft"]), root / "oft", read_base(world.base))
     modules = {name: world.folders[name] for name in STATIC} | {"oft": root / "oft"}
     command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
+    command += [json.dumps({"name": "stack", "path": stack_path([world.folders[name] for name in STACK])})]
     log = root / "server.log"
     with log.open("wb") as output:
         environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
@@ -125,7 +129,7 @@ def check(world: World, server: Server, names: list[str]) -> None:
 
 
 def test_adapters_of_the_command_line(world, server):
-    assert server.models() == ["base", *STATIC]
+    assert server.models() == ["base", *STATIC, "stack"]
     check(world, server, ["base", *STATIC])
 
 
@@ -178,8 +182,8 @@ def test_a_refused_name_is_not_served(server, world):
 
 
 def test_every_adapter_is_still_served(world, server):
-    assert server.models() == ["base", *STATIC, *LOADED]
-    check(world, server, server.models())
+    assert server.models() == ["base", *STATIC, "stack", *LOADED]
+    check(world, server, [name for name in server.models() if name != "stack"])
 
 
 def test_unload_and_load_again(world, server):
@@ -215,6 +219,38 @@ def test_a_compiled_folder_is_loaded_like_any_other(world, server, tmp_path):
     os.truncate(tmp_path / "out" / "members.safetensors", 1000)
     answer = server.load("spoilt", tmp_path / "out")
     assert (answer.status_code, Code.COMPILED_HASH in answer.text) == (400, True)
+
+
+def check_stack(world: World, server: Server, name: str, folders: list[Path]) -> None:
+    """Hold completions of a stack against PEFT's layers, one around the other."""
+    rows = [server.complete(name, prompt) for prompt in tiny_prompts(2)]
+    assert stack_disagreement(world, folders, rows) <= BOUND
+
+
+def test_a_stack_of_the_command_line(world, server):
+    check_stack(world, server, "stack", [Path(world.folders[name]) for name in STACK])
+
+
+def test_a_stack_is_loaded_and_replaced_when_one_of_its_folders_has_changed(world, server, tmp_path):
+    first = shutil.copytree(world.folders["lora-r3"], tmp_path / "first, + and more")
+    folders = [first, Path(world.folders["dora-odd"])]
+    assert server.load("both", stack_path(folders)).status_code == 200
+    check_stack(world, server, "both", folders)
+    shutil.copytree(world.folders["lora-r8"], first, dirs_exist_ok=True)
+    assert server.load("both", stack_path(folders), load_inplace=True).status_code == 200
+    check_stack(world, server, "both", folders)
+    check(world, server, ["dora", "base"])
+    assert server.unload("both").status_code == 200
+
+
+def test_a_stack_is_refused_with_the_reason(world, server, tmp_path):
+    def stack(*names: str) -> str:
+        return stack_path([world.folders.get(name, tmp_path / name) for name in names])
+
+    assert "no stack" in refuses(server, f"scute+stack:{world.folders['dora']}", Code.STACK_PATH)
+    assert "'oft' cannot be applied after 'vera' on" in refuses(server, stack("vera", "oft"), Code.STACK_ROTATION)
+    assert "adapter 2 of the stack, 'gone'" in refuses(server, stack("ia3", "gone"), Code.FOLDER_MISSING)
+    assert "add up" in refuses(server, stack("dora", "lora-r8"), Code.CAPACITY_RANK)
 
 
 def test_unloading_waits_for_running_requests(world, server):
