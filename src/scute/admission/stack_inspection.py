@@ -11,9 +11,8 @@ from scute.admission.description import describe
 from scute.admission.deviation import Deviation, deviations
 from scute.admission.inspection import Base, Facts, Inspection, inspect_folder
 from scute.admission.reasons import Reasons
-from scute.admission.stacks import check_each_alone, find_stack, folders_of, is_stack
+from scute.admission.stacks import check_each_alone, find_stack, folders_of, is_stack, one_adapter
 from scute.algebra.form import AdapterForm, Member, column_norms
-from scute.algebra.stack import stack_forms
 
 
 def inspect_path(path: Path, base: Base | None, *, deep: bool = False) -> Inspection:
@@ -47,7 +46,7 @@ def _told(
     layers: tuple[Deviation, ...] = ()
     if forms is not None and base is not None:
         resolved = [_resolved(each, base, deep=deep) for each in forms]
-        form = stack_forms([each for each, _ in resolved])
+        form = one_adapter([each for each, _ in resolved], base.model)
         if deep and all(is_known for _, is_known in resolved):
             layers = tuple(deviations(form, base.weight_of))
         elif deep:

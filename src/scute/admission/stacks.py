@@ -3,16 +3,17 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from scute.admission.base import BaseModel
+from scute.admission.base import BaseModel, Projection
 from scute.admission.compile import check_alone, read_form
 from scute.admission.gated import onto_up_projections
 from scute.admission.methods.oft import MAX_WIDTH
 from scute.admission.reasons import Reasons
 from scute.algebra.form import AdapterForm, Member
 from scute.algebra.rotations import composed_width
-from scute.algebra.stack import Obstacle, obstacle
+from scute.algebra.stack import Obstacle, obstacle, stack_forms
 from scute.errors import Code, Refusal
 
 PREFIX = "scute+stack:"
@@ -53,8 +54,8 @@ def stack_path(folders: Sequence[str | Path]) -> str:
 def compile_stack(folders: Sequence[Path], base: BaseModel) -> tuple[AdapterForm, ...]:
     """The normal forms of adapters that are applied in order, the first first. Of one folder, `compile_adapter`'s.
 
-    `algebra.stack_forms` makes one adapter of them as soon as their magnitudes are resolved. Raises Refusal: those of
-    each folder, and `stack.` where the stack of two is no member that an engine can serve.
+    `one_adapter` makes one of them as soon as their magnitudes are resolved. Raises Refusal: those of each folder, and
+    `stack.` where two of them have no stack that an engine can serve.
     """
     forms = find_stack(folders, base, Reasons())
     assert forms is not None, "reasons that are not collected are raised"
@@ -94,6 +95,19 @@ def check_stack(folders: Sequence[Path], forms: Sequence[AdapterForm], reasons: 
     for refusal in _obstacles([folder.name for folder in folders], forms):
         reasons.add(refusal)
     return len(reasons.found) == num_reasons
+
+
+def one_adapter(forms: Sequence[AdapterForm], base: BaseModel) -> AdapterForm:
+    """`algebra.stack_forms` of adapters whose magnitudes are resolved, without factors of a bias that is not there."""
+    whole = stack_forms(forms)
+    members = {name: _without_idle_factor(member, base.projections[name]) for name, member in whole.members.items()}
+    return replace(whole, members=members)
+
+
+def _without_idle_factor(member: Member, projection: Projection) -> Member:
+    if projection.has_bias or member.bias.replaced is not None:
+        return member
+    return replace(member, bias=replace(member.bias, factor=None))
 
 
 def check_each_alone(folders: Sequence[Path], reasons: Reasons) -> None:

@@ -24,10 +24,9 @@ from scute.admission.compiled.manifest import (
 from scute.admission.compiled.reader import read_folder
 from scute.admission.output import check_output, whole_folder
 from scute.admission.reasons import Reasons
-from scute.admission.stacks import check_stack, read_forms, refuse_open_magnitudes
+from scute.admission.stacks import check_stack, one_adapter, read_forms, refuse_open_magnitudes
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm, Member
-from scute.algebra.stack import stack_forms
 
 
 def compile_folder(
@@ -67,7 +66,7 @@ def _read(sources: Sequence[Path], base: BaseModel) -> AdapterForm:
     assert forms is not None, "reasons that are not collected are raised"
     check_stack(sources, forms, reasons)
     refuse_open_magnitudes([each.name for each in sources], forms)
-    return stack_forms(forms)
+    return one_adapter(forms, base)
 
 
 def _origin(source: Path) -> SourceEntry:
