@@ -11,6 +11,7 @@ from vllm.lora.request import LoRARequest
 
 from scute.engine import front_end, serving
 from scute.engine.refusals import find_refusal
+from scute.engine.stack_names import with_paths
 from scute.errors import Code, Refusal
 
 REFUSAL = Refusal(
@@ -222,7 +223,7 @@ def test_two_engines_in_one_process_are_apart():
 
 
 def answer_to(result: Any, stored: Any = None) -> Any:
-    request = SimpleNamespace(lora_name="mine")
+    request = SimpleNamespace(lora_name="mine", lora_path="/mine")
 
     class Models:
         lora_requests = {} if stored is None else {"mine": stored}
@@ -232,6 +233,25 @@ def answer_to(result: Any, stored: Any = None) -> Any:
             return result
 
     return asyncio.run(serving.answer_refusals(Models.load_lora_adapter)(Models(), request=request))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("/c", "/c"),
+        ("lora", "lora"),
+        ('scute+stack:["/c",  "/d"]', 'scute+stack:["/c",  "/d"]'),
+        ('scute+stack:["lora", "./lora"]', 'scute+stack:["/a", "./lora"]'),
+        ('scute+stack:["ia3", "lora", "else"]', 'scute+stack:["/b", "/a", "else"]'),
+        ('scute+stack:["lora", "both"]', 'scute+stack:["/a", "/a", "/b"]'),
+        ('scute+stack:["/e", "/f"]', 'scute+stack:["/e", "/f"]'),
+        ('scute+stack:["lora"', 'scute+stack:["lora"'),
+    ],
+)
+def test_a_stack_may_name_loaded_adapters(given: str, expected: str):
+    paths = {"lora": "/a", "ia3": "/b", "both": 'scute+stack:["/a", "/b"]', "/e": "/other"}
+    loaded = {name: LoRARequest(name, i, path) for i, (name, path) in enumerate(paths.items(), start=1)}
+    assert with_paths(given, loaded) == expected
 
 
 def test_requests_after_a_load_in_place_do_not_load_again():

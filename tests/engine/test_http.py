@@ -84,6 +84,7 @@ def server(world, tmp_path_factory) -> Iterator[Server]:
     modules = {name: world.folders[name] for name in STATIC} | {"oft": root / "oft"}
     command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
     command += [json.dumps({"name": "stack", "path": stack_path([world.folders[name] for name in STACK])})]
+    command += [json.dumps({"name": "turned", "path": 'scute+stack:["oft", "stack"]'})]
     log = root / "server.log"
     with log.open("wb") as output:
         environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
@@ -129,7 +130,7 @@ def check(world: World, server: Server, names: list[str]) -> None:
 
 
 def test_adapters_of_the_command_line(world, server):
-    assert server.models() == ["base", *STATIC, "stack"]
+    assert server.models() == ["base", *STATIC, "stack", "turned"]
     check(world, server, ["base", *STATIC])
 
 
@@ -182,8 +183,8 @@ def test_a_refused_name_is_not_served(server, world):
 
 
 def test_every_adapter_is_still_served(world, server):
-    assert server.models() == ["base", *STATIC, "stack", *LOADED]
-    check(world, server, [name for name in server.models() if name != "stack"])
+    assert server.models() == ["base", *STATIC, "stack", "turned", *LOADED]
+    check(world, server, ["base", *STATIC, *LOADED])
 
 
 def test_unload_and_load_again(world, server):
@@ -229,6 +230,7 @@ def check_stack(world: World, server: Server, name: str, folders: list[Path]) ->
 
 def test_a_stack_of_the_command_line(world, server):
     check_stack(world, server, "stack", [Path(world.folders[name]) for name in STACK])
+    check_stack(world, server, "turned", [Path(world.folders[name]) for name in ("oft", *STACK)])
 
 
 def test_a_stack_is_loaded_and_replaced_when_one_of_its_folders_has_changed(world, server, tmp_path):

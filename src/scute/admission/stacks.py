@@ -17,6 +17,8 @@ from scute.algebra.stack import Obstacle, obstacle, stack_forms
 from scute.errors import Code, Refusal
 
 PREFIX = "scute+stack:"
+MOST = 16
+"""Adapters of a stack: each is read in full before the next."""
 CODES = {Obstacle.BIAS: Code.STACK_BIAS, Obstacle.ROTATION: Code.STACK_ROTATION}
 
 
@@ -41,6 +43,8 @@ def folders_of(path: str) -> tuple[str, ...]:
             Code.STACK_PATH,
             f'{path!r} is no stack. After {PREFIX} there is a JSON array of two or more paths: {PREFIX}["/a", "/b"].',
         )
+    if len(names) > MOST:
+        raise Refusal(Code.STACK_PATH, f"a stack of {len(names)} adapters is not served; at most {MOST} are.")
     if any(is_stack(name) for name in names):
         raise Refusal(Code.STACK_PATH, f"{path!r} has a stack within a stack; name all folders in one array, in order.")
     return tuple(names)

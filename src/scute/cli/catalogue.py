@@ -117,7 +117,7 @@ CATALOGUE: dict[Code, Entry] = {
         "Compile the adapter for this base model.",
     ),
     Code.STACK_PATH: Entry(
-        "A path starts with scute+stack: and no JSON array of two or more paths follows.",
+        "A path starts with scute+stack: and no JSON array of two to sixteen paths follows.",
         'Write scute+stack:["/first", "/second"], in the order in which they are applied.',
     ),
     Code.STACK_BIAS: Entry(

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from scute.engine.refusals import find_refusal
+from scute.engine.stack_names import with_paths
 from scute.errors import Code
 
 logger = init_logger("vllm.scute")
@@ -20,12 +21,16 @@ _removals: set[asyncio.Task[None]] = set()
 
 
 def answer_refusals(load_lora_adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """400 with the sentence where vLLM answers 500; a folder that is not there keeps vLLM's 404."""
+    """400 with the sentence where vLLM answers 500; a folder that is not there keeps vLLM's 404.
+
+    A stack may name adapters that are loaded.
+    """
 
     @functools.wraps(load_lora_adapter)
     async def answering(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await load_lora_adapter(self, *args, **kwargs)
         request = args[0] if args else kwargs["request"]
+        request.lora_path = with_paths(request.lora_path, self.lora_requests)
+        result = await load_lora_adapter(self, *args, **kwargs)
         stored = self.lora_requests.get(request.lora_name)
         if stored is not None:
             stored.load_inplace = False  # vLLM leaves it set: every step of a later request would load the folder again
