@@ -356,5 +356,5 @@ def test_files(copy_of, base):
 
 
 def test_another_base_model(pairs):
-    """Equal shapes are not enough: where the MLP is gated, (IA)3 has moved to the up projection."""
+    """Equal shapes are not enough: whether the MLP is gated decides where (IA)3 is served."""
     refuse(pairs["ia3"][1], BaseModel.from_module(toy(torch.float32), gated=True), Code.COMPILED_BASE, "'toy'")
