@@ -24,6 +24,7 @@ CONFIGS = {
     "rslora": lambda: LoraConfig(target_modules=["q_proj", "up_proj", "down_proj"], r=5, use_rslora=True),
     "bias": lambda: LoraConfig(target_modules=["q_proj", "v_proj"], r=2, bias="all"),
     "dora": lambda: LoraConfig(target_modules=ALL, r=4, use_dora=True),
+    "dora-up": lambda: LoraConfig(target_modules=["v_proj", "up_proj"], r=2, use_dora=True),
     "ia3": lambda: IA3Config(target_modules=["q_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
     "ia3-inputs": lambda: IA3Config(target_modules=["o_proj", "up_proj"], feedforward_modules=["o_proj"]),
     "vera": lambda: VeraConfig(target_modules=ALL, r=6),
