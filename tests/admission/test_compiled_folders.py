@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from scute.admission import BaseModel, compile_adapter, compile_folder, write_folder
 from scute.admission.compile import find_form
-from scute.admission.compiled.manifest import MANIFEST_FILE, WEIGHTS_FILE
+from scute.admission.compiled.manifest import DIGEST, MANIFEST_FILE, WEIGHTS_FILE, content_digest
 from scute.admission.compiled.writer import file_digest
 from scute.admission.reasons import Reasons
 from scute.algebra import Bias, Member, Owner, Rotation, SharedPair, Term, ssf
@@ -251,7 +251,7 @@ def pair(**changes):
 
 BAD_MANIFESTS = [
     *[("lora", fields(format=f), Code.COMPILED_VERSION, f"format {f}") for f in (0, 2, -1, 10**30)],
-    *[("lora", fields(format=f), Code.COMPILED_MANIFEST, "format") for f in (None, "1", [1])],
+    *[("lora", fields(format=f), Code.COMPILED_MANIFEST, "format") for f in (None, "1", [1], True, 1.0)],
     ("lora", lambda m: m.pop("format"), Code.COMPILED_MANIFEST, "format"),
     ("lora", lambda m: m.pop("weights"), Code.COMPILED_MANIFEST, "weights"),
     ("lora", fields(extra=1), Code.COMPILED_MANIFEST, "extra"),
@@ -309,13 +309,50 @@ def refuse(folder, base, code, *culprits):
         assert culprit in refusal.value.sentence
 
 
+def edit(folder, change, *, sign):
+    """sign: write the digest anew, so that what was changed has to be found by its meaning."""
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    digest = manifest.pop(DIGEST)
+    change(manifest)
+    manifest[DIGEST] = content_digest(manifest) if sign else digest
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(("kind", "change", "code", "culprit"), BAD_MANIFESTS)
 def test_manifest(kind, change, code, culprit, copy_of, base):
     folder = copy_of(kind)
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    change(manifest)
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    edit(folder, change, sign=True)
     refuse(folder, base, code, culprit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("lora", term(c=3.0)),
+        ("lora", fields(method="DoRA")),
+        ("ia3", member(scales_bias=False)),
+        ("vera_drawn", pair(drawn_from=7)),
+        ("dora", lambda m: m["source"].update(folder="other")),
+    ],
+)
+def test_a_manifest_that_was_edited(kind, change, copy_of, base):
+    """Every one of them means something, and is found by the digest alone, without the tensors too."""
+    folder = copy_of(kind)
+    edit(folder, change, sign=False)
+    refuse(folder, base, Code.COMPILED_HASH, MANIFEST_FILE)
+    reasons = Reasons(collect=True)
+    assert find_form(folder, base, reasons, values=False) is None
+    assert reasons.found[0].code is Code.COMPILED_HASH
+    edit(folder, lambda _: None, sign=True)
+    assert compile_adapter(folder, base)
+
+
+def test_a_manifest_without_a_digest(copy_of, base):
+    folder = copy_of("lora")
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    del manifest[DIGEST]
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    refuse(folder, base, Code.COMPILED_HASH, DIGEST)
 
 
 A = f"{Q}.0.A"
@@ -334,9 +371,7 @@ def test_tensors(change, code, culprit, copy_of, base):
     folder = copy_of("lora")
     save_file({n: v.contiguous() for n, v in change(load_file(folder / WEIGHTS_FILE)).items()}, folder / WEIGHTS_FILE)
     refuse(folder, base, Code.COMPILED_HASH, WEIGHTS_FILE)
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    manifest["weights"]["sha256"] = file_digest(folder / WEIGHTS_FILE)
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    edit(folder, lambda m: m["weights"].update(sha256=file_digest(folder / WEIGHTS_FILE)), sign=True)
     refuse(folder, base, code, culprit)
 
 
