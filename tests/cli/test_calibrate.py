@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from scute.cli.calibrate import _device
 from scute.cli.main import app
 from scute.costs import find_device
 
@@ -32,6 +33,17 @@ def test_a_cpu_is_measured_and_kept(cache):
     text = scute("--gpu", "cpu", "--seconds", "0").output
     assert "GB/s" in text
     assert "not measured" in text
+
+
+@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_the_gpu_has_an_index(name, index, monkeypatch):
+    """As torch.cuda.set_device wants it, which is torch's own here but for the driver."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    assert _device(name) == torch.device("cuda", index)
+    assert chosen == [index]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

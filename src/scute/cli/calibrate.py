@@ -56,7 +56,8 @@ def _device(name: str) -> "torch.device":
         typer.echo(f"There is no GPU {name} here.", err=True)
         raise typer.Exit(1)
     if found.type == "cuda":
-        torch.cuda.set_device(found)  # events are of the current device
+        found = torch.device("cuda", found.index or 0)
+        torch.cuda.set_device(found)  # events are of the current device; it takes no device without an index
     return found
 
 
