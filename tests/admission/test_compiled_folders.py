@@ -1,5 +1,6 @@
 """Compiled folders: what is read is what was written, and a folder that was spoilt is refused."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -183,6 +184,15 @@ def test_what_an_engine_would_refuse_is_not_written(members, error, match, tmp_p
     with pytest.raises(error, match=match):
         write_folder(tmp_path / "out", members, base, method="x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_head_is_not_written(tmp_path, base):
+    """The engine of tests/engine/test_admission_limits.py refuses it."""
+    save(tmp_path / "head", toy(torch.float32), LoraConfig(target_modules=["q_proj", "lm_head"], r=2))
+    for head, refused in ((None, False), ("lm_head", True)):
+        with pytest.raises(Refusal, match=r"module.unsupported.*lm_head") if refused else contextlib.nullcontext():
+            compile_folder(tmp_path / "head", tmp_path / f"out-{head}", dataclasses.replace(base, output_head=head))
+        assert (tmp_path / f"out-{head}").exists() is not refused
 
 
 def test_a_folder_that_is_there_is_kept(pairs, tmp_path, base):

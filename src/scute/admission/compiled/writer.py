@@ -26,6 +26,7 @@ from scute.admission.output import check_output, whole_folder
 from scute.admission.reasons import Reasons
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.algebra.form import Member
+from scute.errors import Code, Refusal
 
 
 def compile_folder(
@@ -69,13 +70,19 @@ def write_folder(
     that must not be replaced with `out`. force: replace a compiled folder that is there.
 
     The folder is written beside `out`, read back and then renamed, so that `out` is whole or not there. Raises
-    FileExistsError; ValueError for members that the format has no place for; and Refusal for a tensor that an engine
-    would refuse, as one of a wrong shape.
+    FileExistsError; ValueError for members that the format has no place for; and Refusal for what an engine would
+    refuse, as a tensor of a wrong shape or a member on the output head.
     """
     out = Path(out)
     if not members:
         raise ValueError("there are no members to write")
     check_output(out, (MANIFEST_FILE, WEIGHTS_FILE), force=force, kept=kept)
+    if base.output_head in members:
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED,
+            f"{base.output_head} has a member, and no engine of Scute adapts the output head. Leave it out, or train the "
+            "adapter without it.",
+        )
     pair = only_pair(members)
     with whole_folder(out) as partial:
         save_file({name: plain(tensor) for name, tensor in named_tensors(members, pair)}, partial / WEIGHTS_FILE)
