@@ -22,6 +22,14 @@ def load_model(folder: Path, device: torch.device) -> "PreTrainedModel":
     return model.to(device).eval().requires_grad_(False)
 
 
+def vocabulary_of(folder: Path) -> int:
+    """How many token ids the model of a folder takes, from its config alone."""
+    from transformers import AutoConfig  # slow to import
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return int(config.get_text_config().vocab_size)
+
+
 def logprobs(model: nn.Module, prompts: Sequence[Sequence[int]], members: Mapping[str, Member]) -> list[Tensor]:
     """Log-probability of every token but the first, in nats: one float32 tensor [tokens - 1] a prompt, on the CPU."""
     scores = []

@@ -84,10 +84,15 @@ def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
     return Tenant.of(compile_adapter(folder, model), base, folder.name)
 
 
+def least_stock_rank(needed: int) -> int | None:
+    """The least `--max-lora-rank` of at least that rank; None where vLLM has none."""
+    return next((rank for rank in STOCK_RANKS if rank >= needed), None)
+
+
 def stock_rank(tenants: Sequence[Tenant]) -> int:
     """The rank that vLLM runs LoRA tenants at. Raises ValueError where it has none as large."""
     needed = max((tenant.max_rank for tenant in tenants), default=0)
-    found = next((rank for rank in STOCK_RANKS if rank >= needed), None)
+    found = least_stock_rank(needed)
     if found is None:
         raise ValueError(f"vLLM serves no LoRA of rank {needed}; its largest is {STOCK_RANKS[-1]}")
     return found

@@ -10,14 +10,14 @@ import torch
 from scute.admission.base import BaseModel
 from scute.admission.compile import compile_adapter
 from scute.admission.description import describe
-from scute.agreement import Agreement
+from scute.agreement import Agreement, random_prompts
 from scute.algebra.form import AdapterForm
+from scute.costs.tenant import least_stock_rank
 from scute.engine.offline import Batch, run_apart
 from scute.testing.oracle import Oracle
 from scute.testing.scoring import base_error, score
 from scute.verify.modules import ModuleError, module_errors
 
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 PROMPTS, LENGTH = 4, 32
 Progress = Callable[[str], None]
 
@@ -57,7 +57,7 @@ def verify(
     forms = {str(folder): compile_adapter(folder, base) for folder in folders}
     progress("the base model")
     oracle = Oracle(base_folder)
-    prompts = _prompts(oracle.base.config.vocab_size)
+    prompts = random_prompts(oracle.base.config.get_text_config().vocab_size, PROMPTS, LENGTH)
     adapters = {folder: str(Path(folder).resolve()) for folder in forms}
     rows = [(name, index) for index in range(PROMPTS) for name in [None, *forms]]
     engine = {**_engine(tuple(forms.values()), len(rows)), **options}
@@ -75,12 +75,6 @@ def verify(
     return Verification(tuple(verdicts), base_error(oracle, rows, served))
 
 
-def _prompts(vocabulary: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    prompts: list[list[int]] = torch.randint(vocabulary, (PROMPTS, LENGTH), generator=generator).tolist()
-    return prompts
-
-
 def _engine(forms: Sequence[AdapterForm], num_rows: int) -> dict[str, Any]:
     """The smallest engine that admits the adapters; on a CPU without compilation, which would take minutes."""
     found = [describe(form) for form in forms]
@@ -93,7 +87,7 @@ def _engine(forms: Sequence[AdapterForm], num_rows: int) -> dict[str, Any]:
     return {
         "max_loras": len(found) + 1,
         "max_cpu_loras": len(found) + 1,
-        "max_lora_rank": next((allowed for allowed in VLLM_RANKS if allowed >= rank), rank),
+        "max_lora_rank": least_stock_rank(rank) or rank,
         "max_model_len": 128,
         "max_num_seqs": num_rows,
         "enforce_eager": not torch.cuda.is_available(),

@@ -80,8 +80,8 @@ def write_folder(
     if base.output_head in members:
         raise Refusal(
             Code.MODULE_UNSUPPORTED,
-            f"{base.output_head} has a member, and no engine of Scute adapts the output head. Leave it out, or train the "
-            "adapter without it.",
+            f"{base.output_head} has a member, and no engine of Scute adapts the output head. Leave it out, or train "
+            "the adapter without it.",
         )
     pair = only_pair(members)
     with whole_folder(out) as partial:
