@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from peft import LoraConfig
+from transformers import DeepseekV3Config, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from scute.cli.main import app
 from scute.costs import find_device, predict, read_base, read_tenant
-from scute.testing.adapters import write_adapter
+from scute.costs.base import _kv_elements
+from scute.testing.adapters import Recipe, write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama
 
@@ -64,6 +68,33 @@ def test_text_has_every_arm_and_route(base, pool):
     assert result.exit_code == 0, result.output
     for part in ("2 adapters", "NVIDIA H200", "Scute", "LoRA 256", "shared pair", "rotation", "launches", "KV cache"):
         assert part in result.output
+
+
+def test_a_base_model_with_names_of_its_own(tmp_path):
+    """GPT-2 calls hidden_size n_embd."""
+    model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=40, n_positions=16))
+    model.save_pretrained(tmp_path / "gpt2")
+    recipe = Recipe("LoRA", LoraConfig, 1, ("c_attn",), {"r": 4, "fan_in_fan_out": True})
+    write_adapter(model, recipe, tmp_path / "adapter")
+    result = scute("--base", tmp_path / "gpt2", "--pool", tmp_path / "adapter", *GPU, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["arms"][0]["memory"]["a"] == 2 * 4 * 32 * 4
+    assert told["fits"][0]["kv_bytes"] == told["fits"][0]["kv_tokens"] * 2 * 2 * 32 * 4
+
+
+def test_latent_attention_keeps_one_vector():
+    config = DeepseekV3Config(num_hidden_layers=3, kv_lora_rank=512, qk_rope_head_dim=64, num_attention_heads=16)
+    assert _kv_elements(config) == 3 * (512 + 64)
+
+
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_hidden_layers"])
+def test_a_cache_of_an_unknown_size(name):
+    sizes = {"num_attention_heads": 4, "num_hidden_layers": 2, "head_dim": 8, "num_key_value_heads": 2}
+    assert _kv_elements(SimpleNamespace(**sizes)) == 2 * 2 * 2 * 8
+    del sizes[name]
+    with pytest.raises(ValueError, match=rf"config\.json has no {name}"):
+        _kv_elements(SimpleNamespace(**sizes))
 
 
 def test_memory_of_the_gpu_decides_what_fits(base, pool):

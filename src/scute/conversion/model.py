@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from scute.admission.base_folder import read_hf_config
 from scute.algebra.adapted import adapted
 from scute.algebra.form import Member
 
@@ -23,11 +24,11 @@ def load_model(folder: Path, device: torch.device) -> "PreTrainedModel":
 
 
 def vocabulary_of(folder: Path) -> int:
-    """How many token ids the model of a folder takes, from its config alone."""
-    from transformers import AutoConfig  # slow to import
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return int(config.get_text_config().vocab_size)
+    """How many token ids the model of a folder takes, from its config alone. Raises ValueError."""
+    size = getattr(read_hf_config(folder).get_text_config(), "vocab_size", None)
+    if size is None:
+        raise ValueError(f"{folder / 'config.json'} has no vocab_size, and a conversion runs on tokens")
+    return int(size)
 
 
 def logprobs(model: nn.Module, prompts: Sequence[Sequence[int]], members: Mapping[str, Member]) -> list[Tensor]:
