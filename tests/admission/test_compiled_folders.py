@@ -172,6 +172,7 @@ def on(pair: SharedPair, **fields) -> Member:
         ({Q: on(PAIR), "layers.1.self_attn.q_proj": on(SAME_KEY)}, ValueError, "at most one shared pair"),
         ({Q: on(PAIR, a=torch.zeros(24, 2))}, ValueError, "leading part"),
         ({Q: Member(terms=(Term(PAIR.a, PAIR.b, a_owner=Owner.SHARED),))}, ValueError, "both of a shared pair"),
+        ({Q: Member(terms=on(PAIR).terms * 2)}, ValueError, "at most one term on the pair"),
         ({Q: Member(terms=(Term(PAIR.a, PAIR.b, float("nan")),))}, ValueError, "not finite"),
         ({Q: ssf(torch.ones(35), torch.ones(36))}, Refusal, "tensor.shape"),
         ({Q: ssf(torch.full((36,), torch.nan), torch.ones(36))}, Refusal, "tensor.not_finite"),
@@ -259,6 +260,7 @@ def pair(**changes):
     return lambda manifest: manifest["pair"].update(changes)
 
 
+VERA_TERM = {"c": 1.0, "rank": 4, "shared": True, "vectors": ["d", "e"]}
 BAD_MANIFESTS = [
     *[("lora", fields(format=f), Code.COMPILED_VERSION, f"format {f}") for f in (0, 2, -1, 10**30)],
     *[("lora", fields(format=f), Code.COMPILED_MANIFEST, "format") for f in (None, "1", [1], True, 1.0)],
@@ -277,6 +279,7 @@ BAD_MANIFESTS = [
     ("dora", member(slots=["magnitude", "s"]), Code.COMPILED_MANIFEST, "magnitude"),
     ("dora", term(vectors=["e"]), Code.COMPILED_MANIFEST, "magnitude"),
     ("vera", fields(pair=None), Code.COMPILED_MANIFEST, "pair"),
+    ("vera", member(terms=2 * [VERA_TERM]), Code.COMPILED_MANIFEST, "one term on the pair"),
     ("vera", pair(rank=5), Code.COMPILED_MANIFEST, "rank of the pair"),
     ("vera", pair(inputs=20), Code.COMPILED_MANIFEST, "widest"),
     ("vera", pair(inputs=30), Code.TENSOR_SHAPE, "pair.A"),

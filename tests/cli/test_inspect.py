@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from scute.cli.main import app
-from scute.testing.adapters import write_adapter
+from scute.testing.adapters import Recipe, write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama
 
@@ -127,6 +128,16 @@ def test_another_base_model_is_a_warning(copy_of, base):
     assert "'other-7b'" in warning
     rewrite(folder, {"base_model_name_or_path": f"someone/{base.name}"})
     assert looked_at(folder, "--base", base)["warnings"] == []
+
+
+def test_an_output_head_is_served_by_no_engine(base, tmp_path):
+    recipe = Recipe("LoRA", LoraConfig, 1, ("q_proj", "lm_head"), {"r": 4})
+    write_adapter(load_base(base), recipe, tmp_path / "head")
+    (reason,) = looked_at(tmp_path / "head", "--base", base, exit_code=1)["reasons"]
+    assert reason["code"] == "module.unsupported"
+    assert "lm_head" in reason["sentence"]
+    predicted = scute("predict", "--base", base, "--pool", tmp_path / "head", "--gpu", "h200", "--batch", 4)
+    assert (predicted.exit_code, "module.unsupported" in predicted.output) == (1, True)
 
 
 def test_dead_tensors_and_nan_are_found_in_the_values(copy_of, base):

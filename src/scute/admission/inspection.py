@@ -18,6 +18,7 @@ from scute.admission.description import Description, describe
 from scute.admission.deviation import Deviation, deviations
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
+from scute.admission.targets import refuse_output_head
 from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm
 from scute.errors import Refusal, printable
@@ -84,14 +85,21 @@ def inspect_folder(folder: Path, base: Base | None, *, deep: bool = False) -> In
     if base is None:
         check_alone(folder, reasons)
     else:
-        form = find_form(folder, base.model, reasons, values=False)
+        form = _served(find_form(folder, base.model, reasons, values=False), base.model, reasons)
         if form is not None and deep:
-            form = find_form(folder, base.model, reasons)
+            form = _served(find_form(folder, base.model, reasons), base.model, reasons)
         if form is not None and deep:
             layers = tuple(deviations(form, base.weight_of))
             warnings += _dead(tensor_file(folder))
     description = None if form is None else describe(form)
     return Inspection(folder, facts, _size(folder), form, description, layers, tuple(warnings), tuple(reasons.found))
+
+
+def _served(form: AdapterForm | None, base: BaseModel, reasons: Reasons) -> AdapterForm | None:
+    """The form, unless no engine serves what it adapts, however it was started."""
+    if form is not None:
+        reasons.attempt(refuse_output_head, form.members, base)
+    return None if reasons.found else form
 
 
 def adapters_in(paths: Iterable[Path]) -> Iterator[Path]:

@@ -10,13 +10,13 @@ from scute.cli.output import print_table
 from scute.errors import printable
 
 if TYPE_CHECKING:
-    from scute.admission import BaseModel
     from scute.admission.inspection import Inspection
+    from scute.costs import Base
 
 COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "verdict")
 
 
-def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
+def as_json(found: "Inspection", base: "Base | None") -> dict[str, Any]:
     """Everything; `served` is null where no base model was given and nothing is wrong."""
     told: dict[str, Any] = {
         "adapter": printable(str(found.folder)),
@@ -35,7 +35,7 @@ def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
     return told
 
 
-def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
+def as_row(found: "Inspection", base: "Base | None") -> tuple[str, ...]:
     """The cells of COLUMNS."""
     rank = slots = device = ""
     if found.description is not None and base is not None:
@@ -56,7 +56,7 @@ def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
     )
 
 
-def print_one(found: "Inspection", base: "BaseModel | None") -> None:
+def print_one(found: "Inspection", base: "Base | None") -> None:
     """The reasons first, then what is known, the slots, and the deviations."""
     for number, reason in enumerate(found.reasons):
         typer.echo(f"{'also' if number else 'refused'}: {reason.code}\n{reason.sentence}")
@@ -75,7 +75,7 @@ def print_one(found: "Inspection", base: "BaseModel | None") -> None:
         print_table(headings, [_deviation_cells(asdict(layer)) for layer in found.deviations])
 
 
-def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str, str]]:
+def _lines(found: "Inspection", base: "Base | None") -> Iterator[tuple[str, str]]:
     facts, description = found.facts, found.description
     yield "method", facts.method or "unknown"
     yield "PEFT", facts.peft_version or "version unknown"
@@ -99,11 +99,13 @@ def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str,
     yield from (("warning", warning) for warning in found.warnings)
 
 
-def _bytes(found: "Inspection", base: "BaseModel") -> tuple[int, int]:
-    from scute.engine.footprint import packed_bytes, pair_bytes
+def _bytes(found: "Inspection", base: "Base") -> tuple[int, int]:
+    """Of the packed adapter, and of its shared pair."""
+    from scute.costs import Tenant, pair_bytes
 
     assert found.form is not None
-    return packed_bytes(found.form, base), pair_bytes(found.form, base)
+    tenant = Tenant.of(found.form, base, found.folder.name)
+    return tenant.packed_bytes(base), pair_bytes([tenant], base)
 
 
 def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:

@@ -24,23 +24,24 @@ def inspect(
     Reads headers only, so that a NaN is found with --deep alone. Without --base it checks what the folder alone
     decides. The limits of an engine are not applied: one line says what the engine has to be started with.
     """
+    from scute import costs
     from scute.admission.inspection import Base, adapters_in, inspect_folder
 
     if deep and base is None:
         raise typer.BadParameter("--deep needs --base")
     on = None if base is None else Base(base_model(base), base)
-    model = None if on is None else on.model
+    sizes = None if on is None else costs.Base.of(on.model, on.folder.name)
     paths = list(adapters_in(folders))
     if len(paths) == 1 and paths == folders:
         found = inspect_folder(paths[0], on, deep=deep)
         if json:
-            print_json(as_json(found, model))
+            print_json(as_json(found, sizes))
         else:
-            print_one(found, model)
+            print_one(found, sizes)
         raise typer.Exit(1 if found.reasons else 0)
     render = as_json if json else as_row
     each = (inspect_folder(path, on, deep=deep) for path in paths)
-    rendered = [(render(found, model), bool(found.reasons)) for found in each]  # small: the folders are not kept
+    rendered = [(render(found, sizes), bool(found.reasons)) for found in each]  # small: the folders are not kept
     if json:
         print_json([told for told, _ in rendered])
     else:

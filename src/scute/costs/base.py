@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from scute.costs.layers import FusedLayer, fused_layers
+from scute.costs.slots import Counting
 
 if TYPE_CHECKING:
     from scute.admission import BaseModel
@@ -15,7 +16,7 @@ class Base:
     """name: of its folder; layers: in order. weight_bytes: of all parameters in the dtype that they are served in.
 
     kv_token_bytes: keys and values of one token in all layers. itemsize: bytes of an element. biased: modules that
-    have a bias.
+    have a bias. The bytes are 0 where only the adapters are asked about.
     """
 
     name: str
@@ -26,17 +27,29 @@ class Base:
     biased: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, model: "BaseModel", hf_config: Any, name: str) -> Self:
-        """Raises ValueError for a config without the sizes of attention."""
+    def of(cls, model: "BaseModel", name: str, hf_config: Any = None) -> Self:
+        """hf_config: for the KV cache, whose bytes are 0 without it. Raises ValueError if it has no attention."""
         sizes = {m: (p.in_features, p.out_features) for m, p in model.projections.items() if m != model.output_head}
         return cls(
             name=name,
             layers=tuple(fused_layers(sizes)),
             weight_bytes=model.num_parameters * model.dtype.itemsize,
-            kv_token_bytes=_kv_elements(hf_config.get_text_config()) * model.dtype.itemsize,
+            kv_token_bytes=0 if hf_config is None else _kv_elements(hf_config.get_text_config()) * model.dtype.itemsize,
             itemsize=model.dtype.itemsize,
             biased=frozenset(module for module, p in model.projections.items() if p.has_bias),
         )
+
+    @property
+    def counting(self) -> Counting:
+        """Factors as the base weights are served, vectors in float32."""
+        return Counting(factor=self.itemsize)
+
+    @property
+    def pair_bytes_a_rank(self) -> int:
+        """Of a place for a shared pair, which is as wide as the widest layer, whatever the pair (engine/pairs.py)."""
+        widest_in = max((shape.in_features for shape, _ in self.layers), default=0)
+        widest_out = max((out for shape, _ in self.layers for out in shape.slices), default=0)
+        return self.itemsize * (widest_in + widest_out)
 
 
 def read_base(folder: Path) -> tuple[Base, "BaseModel"]:
@@ -48,7 +61,7 @@ def read_base(folder: Path) -> tuple[Base, "BaseModel"]:
 
     config = read_hf_config(folder)
     model = base_of(folder, config)
-    return Base.of(model, config, folder.resolve().name), model
+    return Base.of(model, folder.resolve().name, config), model
 
 
 def _kv_elements(config: Any) -> int:

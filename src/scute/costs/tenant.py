@@ -66,6 +66,13 @@ class Tenant:
         slots = tuple(tuple(Slots(rank=rank) for _ in layer) for layer in self.slots)
         return type(self)(self.name, self.method, slots)
 
+    def packed_bytes(self, base: Base) -> int:
+        """Of the packed adapter: in pinned host memory, and again in the arena while it is active.
+
+        A b that turns out to be zero takes no room there.
+        """
+        return self.owned(base.layers, base.counting, in_arena=True).total()
+
     def owned(self, layers: Iterable[FusedLayer], counting: Counting, *, in_arena: bool = False) -> Counter[Piece]:
         """Bytes of what it owns, by piece. in_arena: as its pieces lie there, each from a unit on."""
         total: Counter[Piece] = Counter()
@@ -77,11 +84,20 @@ class Tenant:
         return total
 
 
+def pair_bytes(tenants: Iterable[Tenant], base: Base) -> int:
+    """Bytes on the device of the different shared pairs of the tenants, in places of their own ranks."""
+    slots = (s for tenant in tenants for layer in tenant.slots for s in layer if s is not None)
+    return sum({s.pair: s.shared_rank for s in slots if s.pair is not None}.values()) * base.pair_bytes_a_rank
+
+
 def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
     """The adapter of a PEFT folder. Raises Refusal for one that is not served, ValueError as `Tenant.of` does."""
     from scute.admission import compile_adapter
+    from scute.admission.targets import refuse_output_head
 
-    return Tenant.of(compile_adapter(folder, model), base, folder.name)
+    form = compile_adapter(folder, model)
+    refuse_output_head(form.members, model)
+    return Tenant.of(form, base, folder.name)
 
 
 def least_stock_rank(needed: int) -> int | None:

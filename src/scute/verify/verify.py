@@ -10,6 +10,7 @@ import torch
 from scute.admission.base import BaseModel
 from scute.admission.compile import compile_adapter
 from scute.admission.description import describe
+from scute.admission.targets import refuse_output_head
 from scute.agreement import Agreement, random_prompts
 from scute.algebra.form import AdapterForm
 from scute.costs.tenant import least_stock_rank
@@ -55,6 +56,8 @@ def verify(
     Raises Refusal for a folder that admission refuses, RuntimeError with the engine's last words if it fails.
     """
     forms = {str(folder): compile_adapter(folder, base) for folder in folders}
+    for form in forms.values():
+        refuse_output_head(form.members, base)
     progress("the base model")
     oracle = Oracle(base_folder)
     prompts = random_prompts(oracle.base.config.get_text_config().vocab_size, PROMPTS, LENGTH)

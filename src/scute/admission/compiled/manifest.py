@@ -52,6 +52,8 @@ class MemberEntry(Entry):
         resolved = "s" in self.slots or "R" in self.slots or any("e" in term.vectors for term in self.terms)
         if "magnitude" in self.slots and resolved:
             raise ValueError("a member with a magnitude has neither s, R nor e")
+        if sum(term.shared for term in self.terms) > 1:
+            raise ValueError("a member has at most one term on the pair")
         return self
 
 

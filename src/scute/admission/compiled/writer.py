@@ -24,9 +24,9 @@ from scute.admission.compiled.manifest import (
 from scute.admission.compiled.reader import read_folder
 from scute.admission.output import check_output, whole_folder
 from scute.admission.reasons import Reasons
+from scute.admission.targets import refuse_output_head
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.algebra.form import Member
-from scute.errors import Code, Refusal
 
 
 def compile_folder(
@@ -77,12 +77,7 @@ def write_folder(
     if not members:
         raise ValueError("there are no members to write")
     check_output(out, (MANIFEST_FILE, WEIGHTS_FILE), force=force, kept=kept)
-    if base.output_head in members:
-        raise Refusal(
-            Code.MODULE_UNSUPPORTED,
-            f"{base.output_head} has a member, and no engine of Scute adapts the output head. Leave it out, or train "
-            "the adapter without it.",
-        )
+    refuse_output_head(members, base)
     pair = only_pair(members)
     with whole_folder(out) as partial:
         save_file({name: plain(tensor) for name, tensor in named_tensors(members, pair)}, partial / WEIGHTS_FILE)
