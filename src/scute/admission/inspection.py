@@ -44,7 +44,7 @@ class Inspection:
     """One folder. form and description are None where it is refused, or no base model was given.
 
     disk_bytes: of the file with the tensors; form: its tensors have no values unless the look was deep; reasons: why it
-    is refused, the first being what an engine would say.
+    is refused, the first being what an engine would say; reasons_left_out: how many more there are.
     """
 
     folder: Path
@@ -55,6 +55,7 @@ class Inspection:
     deviations: tuple[Deviation, ...]
     warnings: tuple[str, ...]
     reasons: tuple[Refusal, ...]
+    reasons_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,9 @@ def inspect_folder(folder: Path, base: Base | None, *, deep: bool = False) -> In
             layers = tuple(deviations(form, base.weight_of))
             warnings += _dead(tensor_file(folder))
     description = None if form is None else describe(form)
-    return Inspection(folder, facts, _size(folder), form, description, layers, tuple(warnings), tuple(reasons.found))
+    found = tuple(reasons.found)
+    size = _size(folder)
+    return Inspection(folder, facts, size, form, description, layers, tuple(warnings), found, reasons.left_out)
 
 
 def _served(form: AdapterForm | None, base: BaseModel, reasons: Reasons) -> AdapterForm | None:
