@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from scute.costs.base import Base
 from scute.costs.layers import FusedLayer
 from scute.costs.slots import Counting, Piece, Slots, room
+from scute.errors import Refusal
 
 if TYPE_CHECKING:
     from scute.admission import BaseModel
@@ -91,12 +92,15 @@ def pair_bytes(tenants: Iterable[Tenant], base: Base) -> int:
 
 
 def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
-    """The adapter of a PEFT folder. Raises Refusal for one that is not served, ValueError as `Tenant.of` does."""
+    """The adapter of a folder. Raises Refusal, which names it, for one that is not served, and what `Tenant.of` does."""
     from scute.admission import compile_adapter
     from scute.admission.targets import refuse_output_head
 
-    form = compile_adapter(folder, model)
-    refuse_output_head(form.members, model)
+    try:
+        form = compile_adapter(folder, model)
+        refuse_output_head(form.members, model)
+    except Refusal as refusal:
+        raise refusal.of(folder.name) from refusal
     return Tenant.of(form, base, folder.name)
 
 

@@ -9,12 +9,14 @@ import torch
 
 from scute.admission.base import BaseModel
 from scute.admission.compile import compile_adapter
+from scute.admission.compiled.manifest import is_compiled
 from scute.admission.description import describe
 from scute.admission.targets import refuse_output_head
 from scute.agreement import Agreement, random_prompts
 from scute.algebra.form import AdapterForm
 from scute.costs.tenant import least_stock_rank
-from scute.engine.offline import Batch, run_apart
+from scute.engine.offline import Batch, check_arguments, run_apart
+from scute.errors import Refusal
 from scute.testing.oracle import Oracle
 from scute.testing.scoring import base_error, score
 from scute.verify.modules import ModuleError, module_errors
@@ -40,6 +42,10 @@ class Verification:
     verdicts: tuple[Verdict, ...]
     base_error: float
 
+    def base_ratio(self, verdict: Verdict) -> float:
+        """What the dtype of the engine alone costs: the error of base rows as a share of the adapter's effect."""
+        return Agreement(verdict.agreement.effect, self.base_error).ratio
+
 
 def verify(
     folders: Sequence[Path],
@@ -53,11 +59,11 @@ def verify(
 
     base_folder: the model of `base`. bound: error / effect above which modules are compared. options: arguments of
     `vllm.LLM`, which replace those that the adapters ask for. progress is told what comes next.
-    Raises Refusal for a folder that admission refuses, RuntimeError with the engine's last words if it fails.
+    Raises Refusal for a folder that no engine admits, ValueError for a compiled one and for an argument that vLLM does
+    not have, RuntimeError with the engine's last words if it fails.
     """
-    forms = {str(folder): compile_adapter(folder, base) for folder in folders}
-    for form in forms.values():
-        refuse_output_head(form.members, base)
+    forms = {str(folder): _compile(folder, base) for folder in folders}
+    check_arguments(options)
     progress("the base model")
     oracle = Oracle(base_folder)
     prompts = random_prompts(oracle.base.config.get_text_config().vocab_size, PROMPTS, LENGTH)
@@ -76,6 +82,20 @@ def verify(
             modules = module_errors(oracle.base, oracle.adapted(Path(name)), forms[name], base, prompts)
         verdicts.append(Verdict(name, forms[name].method, agreed, modules))
     return Verification(tuple(verdicts), base_error(oracle, rows, served))
+
+
+def _compile(folder: Path, base: BaseModel) -> AdapterForm:
+    """The adapter that PEFT and the engine are to run; its refusals name the folder."""
+    if is_compiled(folder):
+        raise ValueError(
+            f"{folder} is a compiled folder, which PEFT does not read; verify the adapter it was made from"
+        )
+    try:
+        form = compile_adapter(folder, base)
+        refuse_output_head(form.members, base)
+    except Refusal as refusal:
+        raise refusal.of(folder.name) from refusal
+    return form
 
 
 def _engine(forms: Sequence[AdapterForm], num_rows: int) -> dict[str, Any]:
