@@ -21,6 +21,9 @@ from scute.testing.tiny import tiny_llama
 NAMES = ("lora-r3", "dora", "ia3", "vera", "oft")
 
 
+INPUTS = "(IA)3 on inputs that no gated projection produces"
+
+
 def scute(*arguments: object):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -108,15 +111,19 @@ def test_methods_lists_table_1_and_every_format():
     rows = {row["method"]: row for row in listed["methods"]}
     assert {name: row["peft_type"] for name, row in rows.items()} == {
         "LoRA": "LORA",
+        "rsLoRA": "LORA",
         "DoRA": "LORA",
         "(IA)3": "IA3",
+        INPUTS: "IA3",
         "SSF": None,
         "VeRA": "VERA",
         "OFT": "OFT",
     }
     assert rows["DoRA"]["live"] == ["s"]
+    assert (rows["(IA)3"]["live"], rows[INPUTS]["live"]) == (["s"], ["R"])
+    assert rows["rsLoRA"] == rows["LoRA"] | {"method": "rsLoRA"}
     assert rows["VeRA"]["shared"] == ["base_model.vera_A", "base_model.vera_B"]
-    assert all(name in scute("methods").output for name in rows)
+    assert all(name in scute("methods").output for name in rows.keys() - {INPUTS})
 
 
 def test_refusals_has_an_entry_for_every_code():

@@ -33,7 +33,7 @@ def test_an_engine_that_holds_and_a_bound_that_does_not(base, folders, monkeypat
     result = scute("verify", folders[0].parent, "--base", base, "--dtype", "float32", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert [adapter["method"] for adapter in told["adapters"]] == ["DoRA", "VeRA", "OFT"]
+    assert [adapter["method"] for adapter in told["adapters"]] == ["DoRA", "OFT", "VeRA"]
     assert all(adapter["ratio"] < 1e-4 and adapter["modules"] == [] for adapter in told["adapters"])
     assert all(0 < adapter["base_ratio"] < 1e-4 for adapter in told["adapters"])
     assert told["versions"]["dtype"] == "float32"

@@ -97,7 +97,13 @@ def test_what_is_exact_is_not_trained(tiny):
     assert done.notes == ()
 
 
+def test_a_run_that_diverges_is_not_written(tiny):
+    with pytest.raises(ValueError, match=r"diverged.*--learning-rate 1e\+30"):
+        distil(tiny, "diverged", Training(steps=4, batch=2, learning_rate=1e30))
+    assert not (tiny.root / "diverged").exists()
+
+
 @pytest.mark.parametrize("method", ["asvd", "distill"])
 def test_it_needs_text(tiny, method):
-    with pytest.raises(ValueError, match="fitted on text"):
+    with pytest.raises(ValueError, match=r"fitted on text.*--data"):
         tiny.convert(tiny.adapter("oft", "oft"), "no-text", 8, method, data=None)

@@ -191,12 +191,18 @@ def test_shards_and_what_is_not_a_plain_weight(tmp_path):
     projection = BaseModel.from_module(torch.nn.Sequential(torch.nn.Linear(3, 2))).projections["0"]
     first, second = torch.randn(2, 3, dtype=torch.bfloat16), torch.ones(2, 3, dtype=torch.int8)
     save_file({"0.weight": first}, tmp_path / "a.safetensors")
-    save_file({"1.weight": second, "2.weight": torch.ones(6, 1)}, tmp_path / "b.safetensors")
-    index = {"0.weight": "a.safetensors", "1.weight": "b.safetensors", "2.weight": "b.safetensors"}
+    packed, spoilt = torch.ones(6, 1), torch.full((2, 3), torch.nan)
+    save_file({"1.weight": second, "2.weight": packed, "4.weight": spoilt}, tmp_path / "b.safetensors")
+    index = {
+        "0.weight": "a.safetensors",
+        "1.weight": "b.safetensors",
+        "2.weight": "b.safetensors",
+        "4.weight": "b.safetensors",
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     weights = BaseWeights(tmp_path)
     assert torch.equal(weights.read("0", projection), first.T.float())
-    for module, what in [("1", "quantised"), ("2", "packed"), ("3", "not in the folder")]:
+    for module, what in [("1", "quantised"), ("2", "packed"), ("3", "not in the folder"), ("4", "NaN")]:
         with pytest.raises(Refusal, match=what) as refused:
             weights.read(module, projection)
         assert refused.value.code == Code.CONVERSION_WEIGHT

@@ -83,6 +83,8 @@ class BaseWeights:
         weight = stored if projection.transposed else stored.T
         if tuple(weight.shape) != shape:
             raise self._refusal(name, f"has shape {list(stored.shape)}, so it is packed or of another model")
+        if not weight.isfinite().all():
+            raise self._refusal(name, "holds NaN or infinity")
         return weight.to(self._device, torch.float32)
 
     def _refusal(self, name: str, what: str) -> Refusal:

@@ -68,13 +68,20 @@ def verify(
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Raises BadParameter for what is no JSON object."""
+    """Raises BadParameter for what is no JSON object, and for what vLLM has no argument for."""
     try:
         found = jsons.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not JSON: {error}", param_hint="--engine") from error
     if not isinstance(found, dict):
         raise typer.BadParameter(f'{text!r} is not a JSON object, as {{"max_model_len": 64}}', param_hint="--engine")
+    if found:
+        from scute.engine.offline import check_arguments  # imports vLLM, which only the engine's process needs else
+
+        try:
+            check_arguments(found)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--engine") from error
     return found
 
 
@@ -119,8 +126,8 @@ def _print_text(done: "Verification", versions: dict[str, str], bound: float) ->
     typer.echo(f"rows without an adapter: {done.base_error:.6f} nats a token from the base model in float32")
     if versions["dtype"] != "float32" and any(_is_above(verdict, bound) for verdict in done.verdicts):
         typer.echo(
-            f"dtype {versions['dtype']} rounds the base rows too, by the share of the effect that is beside each adapter: "
-            "an error of about that size is the dtype's. --dtype float32 shows the adapter's own."
+            f"dtype {versions['dtype']} rounds base rows too, by the share of the effect beside each adapter: an error of "
+            "about that size is the dtype's. --dtype float32 shows the adapter's own."
         )
     for verdict in (verdict for verdict in done.verdicts if verdict.modules):
         rows = [(m.module, f"{100 * m.ratio:.4f} %") for m in verdict.modules[:SHOWN]]

@@ -66,7 +66,7 @@ class Distillation:
         """The trained terms, float32, on the CPU; `start` and the model are left as they are.
 
         exact: the adapter to follow; fixed: members that stay as they are beside the trained ones.
-        Raises ValueError if the state folder holds the state of another run, or a damaged one.
+        Raises ValueError if the state folder holds the state of another run or a damaged one, and for a run that diverges.
         """
         device, steps = device_of(model), self._training.steps
         factors = {
@@ -88,6 +88,11 @@ class Distillation:
             progress(f"distillation, KL {loss / self._training.batch:.2e}", step + 1, steps)
             if (step + 1) % self._training.keep_every == 0:
                 self._keep(step + 1, factors, optimizer)
+        if not all(bool(factor.isfinite().all()) for factor in factors.values()):
+            rate = self._training.learning_rate
+            raise ValueError(
+                f"the distillation diverged; remove {self._state} and try less than --learning-rate {rate:g}"
+            )
         return {m: Term(t.a.detach().cpu(), t.b.detach().cpu()) for m, t in terms.items()}
 
     def _batch(self, step: int, count: int) -> list[int]:

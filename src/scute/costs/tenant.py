@@ -92,7 +92,7 @@ def pair_bytes(tenants: Iterable[Tenant], base: Base) -> int:
 
 
 def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
-    """The adapter of a folder. Raises Refusal, which names it, for one that is not served, and what `Tenant.of` does."""
+    """The adapter of a folder. Raises Refusal, which names it, for one that is not served, and as `Tenant.of` does."""
     from scute.admission import compile_adapter
     from scute.admission.targets import refuse_output_head
 

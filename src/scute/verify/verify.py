@@ -15,7 +15,7 @@ from scute.admission.targets import refuse_output_head
 from scute.agreement import Agreement, random_prompts
 from scute.algebra.form import AdapterForm
 from scute.costs.tenant import least_stock_rank
-from scute.engine.offline import Batch, check_arguments, run_apart
+from scute.engine.offline import Batch, run_apart
 from scute.errors import Refusal
 from scute.testing.oracle import Oracle
 from scute.testing.scoring import base_error, score
@@ -59,11 +59,10 @@ def verify(
 
     base_folder: the model of `base`. bound: error / effect above which modules are compared. options: arguments of
     `vllm.LLM`, which replace those that the adapters ask for. progress is told what comes next.
-    Raises Refusal for a folder that no engine admits, ValueError for a compiled one and for an argument that vLLM does
-    not have, RuntimeError with the engine's last words if it fails.
+    Raises Refusal for a folder that no engine admits, ValueError for a compiled one, RuntimeError with the engine's
+    last words if it fails.
     """
     forms = {str(folder): _compile(folder, base) for folder in folders}
-    check_arguments(options)
     progress("the base model")
     oracle = Oracle(base_folder)
     prompts = random_prompts(oracle.base.config.get_text_config().vocab_size, PROMPTS, LENGTH)
