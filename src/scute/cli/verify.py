@@ -126,8 +126,8 @@ def _print_text(done: "Verification", versions: dict[str, str], bound: float) ->
     typer.echo(f"rows without an adapter: {done.base_error:.6f} nats a token from the base model in float32")
     if versions["dtype"] != "float32" and any(_is_above(verdict, bound) for verdict in done.verdicts):
         typer.echo(
-            f"dtype {versions['dtype']} rounds base rows too, by the share of the effect beside each adapter: an error of "
-            "about that size is the dtype's. --dtype float32 shows the adapter's own."
+            f"dtype {versions['dtype']} rounds base rows too, by the share of the effect beside each adapter: an error "
+            "of about that size is the dtype's. --dtype float32 shows the adapter's own."
         )
     for verdict in (verdict for verdict in done.verdicts if verdict.modules):
         rows = [(m.module, f"{100 * m.ratio:.4f} %") for m in verdict.modules[:SHOWN]]

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -66,7 +67,7 @@ class Distillation:
         """The trained terms, float32, on the CPU; `start` and the model are left as they are.
 
         exact: the adapter to follow; fixed: members that stay as they are beside the trained ones.
-        Raises ValueError if the state folder holds the state of another run or a damaged one, and for a run that diverges.
+        Raises ValueError if the state folder holds the state of another run or a damaged one, and if the run diverges.
         """
         device, steps = device_of(model), self._training.steps
         factors = {
@@ -85,15 +86,16 @@ class Distillation:
                 if factor.grad is not None:
                     factor.grad /= self._training.batch
             optimizer.step()
+            if not all(bool(factor.isfinite().all()) for factor in factors.values()):
+                self._refuse(step)
             progress(f"distillation, KL {loss / self._training.batch:.2e}", step + 1, steps)
             if (step + 1) % self._training.keep_every == 0:
                 self._keep(step + 1, factors, optimizer)
-        if not all(bool(factor.isfinite().all()) for factor in factors.values()):
-            rate = self._training.learning_rate
-            raise ValueError(
-                f"the distillation diverged; remove {self._state} and try less than --learning-rate {rate:g}"
-            )
         return {m: Term(t.a.detach().cpu(), t.b.detach().cpu()) for m, t in terms.items()}
+
+    def _refuse(self, step: int) -> NoReturn:
+        rate, state = self._training.learning_rate, f"remove {self._state} and " if self._state.exists() else ""
+        raise ValueError(f"the distillation diverged in step {step + 1}; {state}try less than --learning-rate {rate:g}")
 
     def _batch(self, step: int, count: int) -> list[int]:
         """Indices of the step's sequences: the text over and over, in a new order each time."""
