@@ -92,13 +92,20 @@ def pair_bytes(tenants: Iterable[Tenant], base: Base) -> int:
 
 
 def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
-    """The adapter of a folder. Raises Refusal, which names it, for one that is not served, and as `Tenant.of` does."""
-    from scute.admission import compile_adapter
+    """The adapter of a folder, from the headers of its tensors, and from their values where it shares a pair.
+
+    Raises Refusal, which names the folder, for one whose headers say that it is not served, and as `Tenant.of` does.
+    """
+    from scute.admission.compile import compile_adapter, find_form
+    from scute.admission.reasons import Reasons
     from scute.admission.targets import refuse_output_head
 
     try:
-        form = compile_adapter(folder, model)
+        form = find_form(folder, model, Reasons(), values=False)
+        assert form is not None, "reasons that are not collected are raised"
         refuse_output_head(form.members, model)
+        if any(term.pair is not None for member in form.members.values() for term in member.terms):
+            form = compile_adapter(folder, model)  # whether two share a pair, its values alone tell
     except Refusal as refusal:
         raise refusal.of(folder.name) from refusal
     return Tenant.of(form, base, folder.name)
