@@ -57,7 +57,7 @@ def test_text_is_short(convert, base, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "SHOWN", 2)
     told = convert("--no-measure").stdout
     assert told.count("svd") == 2
-    assert "exact on 0 of 6 projections; --json tells the other 4" in told
+    assert "exact on 0 of 6 projections; the table has the worst 2 of the others" in told
     adapter = write_adapter(load_base(base), "lora-r3", tmp_path / "lora-r3")
     whole = scute("convert", adapter, tmp_path / "lora", "--base", base, "--rank", 8, "--no-measure").stdout
     assert "exact on 6 of 6 projections\n" in whole

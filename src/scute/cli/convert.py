@@ -92,9 +92,9 @@ def _print_text(done: "Conversion", out: Path) -> None:
             ("projection, worst first", "route", "rank", "left out"),
             [(each.module, each.route, str(each.rank), f"{100 * each.left_out:.4f} %") for each in fitted[:SHOWN]],
         )
-    more = f"; --json tells the other {len(fitted) - SHOWN} that are not" if len(fitted) > SHOWN else ""
     typer.echo(f"{done.source} as LoRA in {out}")
-    typer.echo(f"exact on {len(done.layers) - len(fitted)} of {counted(len(done.layers), 'projection')}{more}")
+    exact = f"exact on {len(done.layers) - len(fitted)} of {counted(len(done.layers), 'projection')}"
+    typer.echo(exact if len(fitted) <= SHOWN else f"{exact}; the table has the worst {SHOWN} of the others, --json all")
     typer.echo(f"left out of the squared norm of all updates: {100 * done.left_out:.4f} %")
     if done.agreement is not None:
         agreed = done.agreement
