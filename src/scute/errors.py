@@ -67,6 +67,10 @@ class Refusal(ValueError):
         self.sentence = printable(sentence)
         super().__init__(f"[scute:{code}] {self.sentence}")
 
+    def of(self, folder: str) -> "Refusal":
+        """The same refusal where there are several folders."""
+        return Refusal(self.code, f"{folder}: {self.sentence}")
+
     def __reduce__(self) -> tuple[type["Refusal"], tuple[Code, str]]:
         return Refusal, (self.code, self.sentence)
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scute.admission.base import BaseModel
 from scute.admission.description import describe
 from scute.admission.deviation import Deviation, deviations
 from scute.admission.inspection import Base, Facts, Inspection, inspect_folder
 from scute.admission.reasons import Reasons
-from scute.admission.stacks import check_each_alone, find_stack, folders_of, is_stack, one_adapter
+from scute.admission.stacks import check_each_alone, find_stack, folders_of, is_stack, naming, one_adapter
+from scute.admission.targets import refuse_output_head
 from scute.algebra.form import AdapterForm, Member, column_norms
 
 
@@ -28,6 +30,8 @@ def inspect_path(path: Path, base: Base | None, *, deep: bool = False) -> Inspec
     forms = find_stack(folders, base.model, reasons, values=False) if folders else None
     if forms is not None and deep:
         forms = find_stack(folders, base.model, reasons)
+    for number, form in enumerate(forms or ()):
+        reasons.attempt(_refuse_output_head, folders, number, form, base.model)
     return _told(path, folders, base, forms, reasons, deep=deep)
 
 
@@ -44,7 +48,7 @@ def _told(
     warnings = [f"{part.name}: {warning}" for part in parts for warning in part.warnings]
     form: AdapterForm | None = None
     layers: tuple[Deviation, ...] = ()
-    if forms is not None and base is not None:
+    if forms is not None and base is not None and not reasons.found:
         resolved = [_resolved(each, base, deep=deep) for each in forms]
         form = one_adapter([each for each, _ in resolved], base.model)
         if deep and all(is_known for _, is_known in resolved):
@@ -61,7 +65,13 @@ def _told(
         layers,
         tuple(warnings),
         tuple(reasons.found),
+        reasons.left_out,
     )
+
+
+def _refuse_output_head(folders: Sequence[Path], number: int, form: AdapterForm, base: BaseModel) -> None:
+    with naming(folders, number):
+        refuse_output_head(form.members, base)
 
 
 def _facts(parts: Sequence[Facts]) -> Facts:

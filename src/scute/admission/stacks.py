@@ -88,6 +88,7 @@ def read_forms(
             form = read_form(folder, base, own, values=values)
         for refusal in own.found:
             reasons.add(_named(refusal, folders, number))
+        reasons.left_out += own.left_out
         if form is not None:
             forms.append(form)
     return tuple(forms) if len(forms) == len(folders) else None
@@ -121,6 +122,7 @@ def check_each_alone(folders: Sequence[Path], reasons: Reasons) -> None:
         check_alone(folder, own)
         for refusal in own.found:
             reasons.add(_named(refusal, folders, number))
+        reasons.left_out += own.left_out
 
 
 @contextmanager

@@ -109,8 +109,8 @@ CATALOGUE: dict[Code, Entry] = {
         "Compile the adapter again; the manifest is not made to be edited.",
     ),
     Code.COMPILED_HASH: Entry(
-        "The tensors are not the ones that the manifest was written for.",
-        "Copy the folder again, or compile it again.",
+        "The tensors, or the manifest itself, are not those that were written together.",
+        "Copy the folder again, or compile the adapter again.",
     ),
     Code.COMPILED_BASE: Entry(
         "The folder was compiled for a base model with other projections.",

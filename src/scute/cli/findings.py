@@ -1,22 +1,24 @@
 """An inspection as `scute inspect` prints it: text of one folder, a row of a table, JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scute.cli.output import print_table
+from scute.cli.output import counted, print_reason, print_table
 from scute.errors import printable
 
 if TYPE_CHECKING:
-    from scute.admission import BaseModel
     from scute.admission.inspection import Inspection
+    from scute.costs import Base
 
-COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "verdict")
+COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "warnings", "verdict")
+DEEP_COLUMNS = ("|s - 1|", "|R - I|", "delta W")
+"""The largest of all projections: of |s - 1| and |R - I| an entry, of delta W the norm."""
 
 
-def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
+def as_json(found: "Inspection", base: "Base | None") -> dict[str, Any]:
     """Everything; `served` is null where no base model was given and nothing is wrong."""
     told: dict[str, Any] = {
         "adapter": printable(str(found.folder)),
@@ -27,6 +29,7 @@ def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
     if found.reasons:
         told |= {"code": found.reasons[0].code, "sentence": found.reasons[0].sentence}
         told["reasons"] = [{"code": reason.code, "sentence": reason.sentence} for reason in found.reasons]
+        told["reasons_left_out"] = found.reasons_left_out
     if found.description is not None and base is not None:
         packed, pair = _bytes(found, base)
         told |= {**asdict(found.description), "live_slots": found.description.live_slots}
@@ -35,8 +38,8 @@ def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
     return told
 
 
-def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
-    """The cells of COLUMNS."""
+def as_row(found: "Inspection", base: "Base | None", deep: bool) -> tuple[str, ...]:
+    """The cells of COLUMNS, and of DEEP_COLUMNS if the look was deep."""
     rank = slots = device = ""
     if found.description is not None and base is not None:
         rank = _listed(found.description.sizes)
@@ -44,22 +47,41 @@ def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
         device = f"{_bytes(found, base)[0]:,}"
     elif found.facts.rank is not None:
         rank = str(found.facts.rank)
-    verdict = found.reasons[0].code if found.reasons else "served" if base is not None else "no objection"
-    return (
+    more = len(found.reasons) + found.reasons_left_out - 1
+    verdict = "served" if base is not None else "no objection"
+    if found.reasons:
+        verdict = f"{found.reasons[0].code}{f' and {more:,} more' if more else ''}"
+    cells = (
         printable(found.name),
         found.facts.method or "",
         rank,
         slots,
         f"{found.disk_bytes:,}",
         device,
-        str(verdict),
+        str(len(found.warnings) or ""),
+        verdict,
     )
+    return (*cells, *_largest(found)) if deep else cells
 
 
-def print_one(found: "Inspection", base: "BaseModel | None") -> None:
+def _largest(found: "Inspection") -> Iterator[str]:
+    for field in ("scale_max", "rotation_max", "delta_norm"):
+        values = [value for layer in found.deviations if (value := getattr(layer, field)) is not None]
+        yield f"{max(values):.3g}" if values else ""
+
+
+def print_many(rows: Sequence[tuple[str, ...]], deep: bool) -> None:
+    """One table, and where to find what it counts only."""
+    print_table((*COLUMNS, *DEEP_COLUMNS) if deep else COLUMNS, rows)
+    typer.echo(f"{counted(len(rows), 'adapter')}. One by one, or with --json, every reason and warning is told.")
+
+
+def print_one(found: "Inspection", base: "Base | None") -> None:
     """The reasons first, then what is known, the slots, and the deviations."""
     for number, reason in enumerate(found.reasons):
-        typer.echo(f"{'also' if number else 'refused'}: {reason.code}\n{reason.sentence}")
+        print_reason(reason, "also" if number else "refused")
+    if found.reasons_left_out:
+        typer.echo(f"and {counted(found.reasons_left_out, 'more reason')}, which are not kept")
     for name, value in _lines(found, base):
         typer.echo(f"{name:13} {value}")
     if found.description is not None and found.description.slots:
@@ -75,7 +97,7 @@ def print_one(found: "Inspection", base: "BaseModel | None") -> None:
         print_table(headings, [_deviation_cells(asdict(layer)) for layer in found.deviations])
 
 
-def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str, str]]:
+def _lines(found: "Inspection", base: "Base | None") -> Iterator[tuple[str, str]]:
     facts, description = found.facts, found.description
     yield "method", facts.method or "unknown"
     yield "PEFT", facts.peft_version or "version unknown"
@@ -99,11 +121,13 @@ def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str,
     yield from (("warning", warning) for warning in found.warnings)
 
 
-def _bytes(found: "Inspection", base: "BaseModel") -> tuple[int, int]:
-    from scute.engine.footprint import packed_bytes, pair_bytes
+def _bytes(found: "Inspection", base: "Base") -> tuple[int, int]:
+    """Of the packed adapter, and of its shared pair."""
+    from scute.costs import Tenant, pair_bytes
 
     assert found.form is not None
-    return packed_bytes(found.form, base), pair_bytes(found.form, base)
+    tenant = Tenant.of(found.form, base, found.name)
+    return tenant.packed_bytes(base), pair_bytes([tenant], base)
 
 
 def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:

@@ -116,8 +116,13 @@ def find_device(name: str) -> Device:
     devices, wanted = known_devices(), _slug(name)
     exact = [d for d in devices.values() if _slug(d.name) == wanted]
     matches = exact or [d for d in devices.values() if wanted in _slug(d.name)]
-    if len(matches) != 1:
-        raise ValueError(f"{name!r} names {len(matches)} of the devices that are known: {', '.join(devices)}")
+    if len(matches) > 1:
+        raise ValueError(f"{name!r} may be {' or '.join(d.name for d in matches)}; give more of the name")
+    if not matches:
+        known = ", ".join(devices)
+        raise ValueError(
+            f"no figures of a device {name!r} are known, but those of {known}; `scute calibrate` measures the one here"
+        )
     return matches[0]
 
 

@@ -25,6 +25,7 @@ from scute.admission.compiled.reader import read_folder
 from scute.admission.output import check_output, whole_folder
 from scute.admission.reasons import Reasons
 from scute.admission.stacks import check_stack, one_adapter, read_forms, refuse_open_magnitudes
+from scute.admission.targets import refuse_output_head
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm, Member
 
@@ -98,13 +99,14 @@ def write_folder(
     that must not be replaced with `out`. force: replace a compiled folder that is there.
 
     The folder is written beside `out`, read back and then renamed, so that `out` is whole or not there. Raises
-    FileExistsError; ValueError for members that the format has no place for; and Refusal for a tensor that an engine
-    would refuse, as one of a wrong shape.
+    FileExistsError; ValueError for members that the format has no place for; and Refusal for what an engine would
+    refuse, as a tensor of a wrong shape or a member on the output head.
     """
     out = Path(out)
     if not members:
         raise ValueError("there are no members to write")
     check_output(out, (MANIFEST_FILE, WEIGHTS_FILE), force=force, kept=kept)
+    refuse_output_head(members, base)
     pair = only_pair(members)
     with whole_folder(out) as partial:
         save_file({name: plain(tensor) for name, tensor in named_tensors(members, pair)}, partial / WEIGHTS_FILE)
