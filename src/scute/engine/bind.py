@@ -75,13 +75,15 @@ def bind_rows() -> None:
     """Hand the adapters of a step's rows on as arrays: both model runners look these names up in their module."""
     import vllm.v1.worker.gpu.model_runner as runner_module
     import vllm.v1.worker.lora_model_runner_mixin as mixin
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    from scute.engine.rows import RowMapping, RowState
+    from scute.engine.rows import RowMapping, RowState, with_every_version
 
     _expect_vllm("LoRAMapping", mixin.LoRAMapping)
     _expect_vllm("LoraState", runner_module.LoraState)
     mixin.LoRAMapping = RowMapping
     runner_module.LoraState = RowState
+    _wrap(InputBatch, "make_lora_inputs", with_every_version(InputBatch.make_lora_inputs))
 
 
 def bind_refusals() -> None:
