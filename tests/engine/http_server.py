@@ -51,7 +51,9 @@ class Server:
 
 
 @contextmanager
-def serve(base: Path, root: Path, modules: Mapping[str, Path | str], scute: Mapping[str, Any]) -> Iterator[Server]:
+def serve(
+    base: Path, root: Path, modules: Mapping[str, Path | str], scute: Mapping[str, Any], **environment: str
+) -> Iterator[Server]:
     """A server with two slots. modules: adapters of the command line by name; scute: options."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -68,7 +70,7 @@ def serve(base: Path, root: Path, modules: Mapping[str, Path | str], scute: Mapp
         command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
     log = root / "server.log"
     with log.open("wb") as output:
-        environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"} | environment
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             wait_for(f"http://127.0.0.1:{port}", process, log)

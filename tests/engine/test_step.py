@@ -193,7 +193,8 @@ def test_two_versions_of_a_name_are_two_adapters_of_a_step():
     assert [request.lora_int_id for request in requests] == [1, 2, 3]
 
     class Batch:
-        lora_id_to_lora_request = {1: old, 2: new}
+        def __init__(self) -> None:
+            self.lora_id_to_lora_request = {1: old, 2: new}
 
         def _make(self, *counts: Any) -> Any:
             return (1, 2), counts, set(self.lora_id_to_lora_request.values())
