@@ -27,7 +27,9 @@ class Admissions:
 
     @classmethod
     def of(cls, engine: Any) -> "Admissions":
-        found: Admissions = engine.__dict__.setdefault("_scute_admissions", cls())
+        if not hasattr(engine, "_scute_admissions"):
+            engine._scute_admissions = cls()
+        found: Admissions = engine._scute_admissions
         return found
 
     def has(self, request: LoRARequest) -> bool:
