@@ -6,6 +6,10 @@ from enum import StrEnum
 class Code(StrEnum):
     """Why an adapter is refused; stable, so that clients may match on it."""
 
+    # where it comes from
+    SOURCE_NAME = "source.name"
+    SOURCE_NOT_ALLOWED = "source.not_allowed"
+    SOURCE_TOO_LARGE = "source.too_large"
     # the folder
     FOLDER_MISSING = "folder.missing"
     FOLDER_INCOMPLETE = "folder.incomplete"

@@ -14,6 +14,7 @@ class Entry:
 
 
 GROUPS = {
+    "source": "Where the adapter comes from",
     "folder": "The folder",
     "config": "adapter_config.json",
     "method": "The method",
@@ -28,6 +29,18 @@ GROUPS = {
 }
 
 CATALOGUE: dict[Code, Entry] = {
+    Code.SOURCE_NAME: Entry(
+        "A name that no folder or repository is looked up for: it breaks the rules of names, or allowed_names.",
+        "Rename the adapter; see the page on the life cycle for the rules.",
+    ),
+    Code.SOURCE_NOT_ALLOWED: Entry(
+        "The path, or where a link in it leads, is outside of allowed_roots and allowed_repositories.",
+        "Put the files under an allowed root, or add their place to the options in additional_config['scute'].",
+    ),
+    Code.SOURCE_TOO_LARGE: Entry(
+        "The files of the adapter are larger than adapter_file_gib, or the hub does not say how large they are.",
+        "Raise adapter_file_gib in additional_config['scute'], or train a smaller adapter.",
+    ),
     Code.FOLDER_MISSING: Entry(
         "The folder does not exist.",
         "Give the path, as the engine sees it, of the folder that PEFT's save_pretrained wrote.",

@@ -2,13 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from vllm.distributed import get_pp_group, get_tp_group
-from vllm.lora.utils import get_adapter_absolute_path
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from scute.admission.compiled.manifest import tensor_file
@@ -20,6 +18,7 @@ from scute.engine.layers import ScuteLinear
 from scute.engine.packing import PackedAdapter, lay_out, pack
 from scute.engine.pieces import SliceSlots
 from scute.engine.placement import Place, localize, splits_input
+from scute.engine.sources import locate
 from scute.errors import Code, Refusal
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
     refuse if one does. Raises Refusal.
     """
     with _AllOrNone() as agreement:
-        folders = [_local_folder(name) for name in folders_of(path)]
+        folders = [locate(name, manager.options, fresh=False) for name in folders_of(path)]
         forms = compile_stack(folders, manager.base_model)
         placed, squares = [], []
         for number, form in enumerate(forms):
@@ -60,18 +59,6 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
         if pair is not None:
             manager.pairs.acquire(pair, adapter_id)
     return packed
-
-
-def _local_folder(path: str) -> Path:
-    """The folder of a path, or of a repository that vLLM fetches from the hub."""
-    try:
-        return Path(get_adapter_absolute_path(path))
-    except OSError as error:
-        raise Refusal(
-            Code.FOLDER_MISSING,
-            f"{path!r} is no folder under {Path.cwd().name!r}, where the engine runs, and no repository that it can "
-            "fetch. Give the full path of the folder that holds adapter_config.json.",
-        ) from error
 
 
 def _check_capacity(manager: "ScuteModelManager", adapter_id: int, forms: Sequence[AdapterForm]) -> None:
