@@ -22,7 +22,7 @@ class Admissions:
     def __init__(self) -> None:
         self._admitted: set[tuple[int, str]] = set()
         self._retired: deque[int] = deque(maxlen=REMEMBERED)
-        self._leaving: dict[int, set[asyncio.Future[None]]] = {}
+        self._leaving: dict[asyncio.Future[None], LoRARequest] = {}
         self._removals: dict[int, asyncio.Future[None]] = {}
 
     @classmethod
@@ -60,20 +60,20 @@ class Admissions:
         self._retired.append(adapter_id)
 
     @asynccontextmanager
-    async def leaving(self, adapter_id: int) -> AsyncIterator[None]:
-        """Around a request of the adapter, until it has left for the engine."""
-        while adapter_id in self._removals:
-            await self._removals[adapter_id]
-        with_it = self._leaving.setdefault(adapter_id, set())
+    async def leaving(self, adapter: LoRARequest) -> AsyncIterator[None]:
+        """Around a request of the adapter, until it has left for the engine.
+
+        The server may point the adapter to a new version meanwhile: the request leaves with the id of that moment.
+        """
+        while adapter.lora_int_id in self._removals:
+            await self._removals[adapter.lora_int_id]
         left = asyncio.get_running_loop().create_future()
-        with_it.add(left)
+        self._leaving[left] = adapter
         try:
             yield
         finally:
+            del self._leaving[left]
             left.set_result(None)
-            with_it.discard(left)
-            if not with_it:
-                self._leaving.pop(adapter_id, None)
 
     @asynccontextmanager
     async def removing(self, adapter_id: int) -> AsyncIterator[None]:
@@ -83,7 +83,7 @@ class Admissions:
         removed = self._removals[adapter_id] = asyncio.get_running_loop().create_future()
         self.forget(adapter_id)
         try:
-            for left in list(self._leaving.get(adapter_id, ())):
+            for left in [left for left, adapter in self._leaving.items() if adapter.lora_int_id == adapter_id]:
                 await left
             yield
         finally:
