@@ -20,7 +20,7 @@ class Admissions:
     """
 
     def __init__(self) -> None:
-        self._admitted: set[tuple[int, str]] = set()
+        self.admitted: set[tuple[int, str]] = set()
         self._retired: deque[int] = deque(maxlen=REMEMBERED)
         self._leaving: dict[asyncio.Future[None], LoRARequest] = {}
         self._removals: dict[int, asyncio.Future[None]] = {}
@@ -33,7 +33,7 @@ class Admissions:
         return found
 
     def has(self, request: LoRARequest) -> bool:
-        return (request.lora_int_id, request.lora_path) in self._admitted
+        return (request.lora_int_id, request.lora_path) in self.admitted
 
     def check_id(self, request: LoRARequest) -> None:
         """Raises ValueError where the id is that of another adapter, or of one that the server has unloaded.
@@ -42,7 +42,7 @@ class Admissions:
         """
         if request.lora_int_id in self._retired:
             raise ValueError(f"The adapter {request.lora_name!r} was unloaded before the request was queued.")
-        if request.lora_int_id in {adapter_id for adapter_id, _ in self._admitted}:
+        if request.lora_int_id in {adapter_id for adapter_id, _ in self.admitted}:
             raise ValueError(
                 f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of "
                 "its own, or set load_inplace to replace it."
@@ -50,10 +50,10 @@ class Admissions:
 
     def remember(self, request: LoRARequest) -> None:
         self.forget(request.lora_int_id)
-        self._admitted.add((request.lora_int_id, request.lora_path))
+        self.admitted.add((request.lora_int_id, request.lora_path))
 
     def forget(self, adapter_id: int) -> None:
-        self._admitted -= {key for key in self._admitted if key[0] == adapter_id}
+        self.admitted -= {key for key in self.admitted if key[0] == adapter_id}
 
     def retire(self, adapter_id: int) -> None:
         """No request may have it admitted again: the server gives the next adapter another id."""
