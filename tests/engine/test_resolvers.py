@@ -276,6 +276,26 @@ def test_a_removal_waits_for_requests_on_their_way_to_the_engine(models, root):
     asyncio.run(scenario())
 
 
+def test_a_request_on_its_way_follows_the_new_version_of_its_adapter(models, root):
+    """Until it has left with the id of that version, which is not removed before."""
+
+    async def scenario() -> None:
+        await models.load("x", root / "one")
+        adapter = models.lora_requests["x"]
+        on_its_way = asyncio.create_task(models.engine_client.add_request("r", "long", None, lora_request=adapter))
+        await asyncio.sleep(0)
+        await models.load("x", root / "tenants/two", load_inplace=True)
+        await models.unload("x")
+        await on_its_way
+        assert [call for call in models.engine_client.calls if call[0] != "add"] == [
+            ("remove", 1),
+            ("request", ("r", 2)),
+            ("remove", 2),
+        ]
+
+    asyncio.run(scenario())
+
+
 def test_a_request_that_comes_after_the_removal_is_refused(models, root):
     """It named the adapter before, and would bring it back for good."""
 

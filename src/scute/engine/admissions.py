@@ -20,9 +20,9 @@ class Admissions:
     """
 
     def __init__(self) -> None:
-        self._admitted: set[tuple[int, str]] = set()
+        self.admitted: set[tuple[int, str]] = set()
         self._retired: deque[int] = deque(maxlen=REMEMBERED)
-        self._leaving: dict[int, set[asyncio.Future[None]]] = {}
+        self._leaving: dict[asyncio.Future[None], LoRARequest] = {}
         self._removals: dict[int, asyncio.Future[None]] = {}
 
     @classmethod
@@ -33,7 +33,7 @@ class Admissions:
         return found
 
     def has(self, request: LoRARequest) -> bool:
-        return (request.lora_int_id, request.lora_path) in self._admitted
+        return (request.lora_int_id, request.lora_path) in self.admitted
 
     def check_id(self, request: LoRARequest) -> None:
         """Raises ValueError where the id is that of another adapter, or of one that the server has unloaded.
@@ -42,7 +42,7 @@ class Admissions:
         """
         if request.lora_int_id in self._retired:
             raise ValueError(f"The adapter {request.lora_name!r} was unloaded before the request was queued.")
-        if request.lora_int_id in {adapter_id for adapter_id, _ in self._admitted}:
+        if request.lora_int_id in {adapter_id for adapter_id, _ in self.admitted}:
             raise ValueError(
                 f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of "
                 "its own, or set load_inplace to replace it."
@@ -50,30 +50,30 @@ class Admissions:
 
     def remember(self, request: LoRARequest) -> None:
         self.forget(request.lora_int_id)
-        self._admitted.add((request.lora_int_id, request.lora_path))
+        self.admitted.add((request.lora_int_id, request.lora_path))
 
     def forget(self, adapter_id: int) -> None:
-        self._admitted -= {key for key in self._admitted if key[0] == adapter_id}
+        self.admitted -= {key for key in self.admitted if key[0] == adapter_id}
 
     def retire(self, adapter_id: int) -> None:
         """No request may have it admitted again: the server gives the next adapter another id."""
         self._retired.append(adapter_id)
 
     @asynccontextmanager
-    async def leaving(self, adapter_id: int) -> AsyncIterator[None]:
-        """Around a request of the adapter, until it has left for the engine."""
-        while adapter_id in self._removals:
-            await self._removals[adapter_id]
-        with_it = self._leaving.setdefault(adapter_id, set())
+    async def leaving(self, adapter: LoRARequest) -> AsyncIterator[None]:
+        """Around a request of the adapter, until it has left for the engine.
+
+        The server may point the adapter to a new version meanwhile: the request leaves with the id of that moment.
+        """
+        while adapter.lora_int_id in self._removals:
+            await self._removals[adapter.lora_int_id]
         left = asyncio.get_running_loop().create_future()
-        with_it.add(left)
+        self._leaving[left] = adapter
         try:
             yield
         finally:
+            del self._leaving[left]
             left.set_result(None)
-            with_it.discard(left)
-            if not with_it:
-                self._leaving.pop(adapter_id, None)
 
     @asynccontextmanager
     async def removing(self, adapter_id: int) -> AsyncIterator[None]:
@@ -83,7 +83,7 @@ class Admissions:
         removed = self._removals[adapter_id] = asyncio.get_running_loop().create_future()
         self.forget(adapter_id)
         try:
-            for left in list(self._leaving.get(adapter_id, ())):
+            for left in [left for left, adapter in self._leaving.items() if adapter.lora_int_id == adapter_id]:
                 await left
             yield
         finally:

@@ -116,7 +116,7 @@ def _admit_first_async(add_request: Callable[..., Any]) -> Callable[..., Any]:
         adapter = _adapter_of(self, bound)
         if adapter is None:
             return await add_request(*bound.args, **bound.kwargs)
-        async with Admissions.of(self).leaving(adapter.lora_int_id):
+        async with Admissions.of(self).leaving(adapter):
             if _is_new(self, adapter):
                 with _refusals():
                     await self.add_lora(adapter)
