@@ -247,6 +247,20 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path, monkeypatch):
         read_prompts(tmp_path / "a.txt", tmp_path, 8, 9000)
 
 
+def test_a_base_model_without_a_tokenizer_or_with_damaged_weights(tiny, tmp_path):
+    (tmp_path / "a.txt").write_text("The sea is wide.")
+    with pytest.raises(ValueError, match="no tokenizer that can be loaded"):
+        read_prompts(tmp_path / "a.txt", tiny.base, 8, 256)
+    (tmp_path / "config.json").write_bytes((tiny.base / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((tiny.base / "model.safetensors").read_bytes()[:1000])
+    damaged = dataclasses.replace(tiny, base=tmp_path, root=tmp_path)
+    with pytest.raises(ValueError, match="cannot load the model"):
+        damaged.convert(tiny.adapter("lora-r3", "lora-r3"), "out", 8)
+    with pytest.raises(Refusal, match="cannot be read"):
+        damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
+    assert not (tmp_path / "out").exists()
+
+
 def test_text_goes_through_the_tokenizer(demo, tmp_path):
     lines = ["The sea is wide.", "Leaves turn red."]
     (tmp_path / "a.txt").write_text("\n\n".join(lines))

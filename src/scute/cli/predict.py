@@ -22,7 +22,7 @@ def predict(
         Path, typer.Option(exists=True, file_okay=False, help="The base model's folder; its config.json is enough.")
     ],
     pool: Folders,
-    gpu: Annotated[str, typer.Option(help="The GPU, by its name or a part of it, as h200.")],
+    gpu: Annotated[str, typer.Option("--gpu", "--device", help="Its name or a part of it, as h200.")],
     batch: Annotated[int, typer.Option(min=1, help="Rows of a decode step, spread over the adapters.")],
     prefill_tokens: Annotated[int, typer.Option(min=0, help="Rows of a prefill step; 0 for none.")] = 0,
     rank: Annotated[
