@@ -258,6 +258,10 @@ def test_a_base_model_without_a_tokenizer_or_with_damaged_weights(tiny, tmp_path
         damaged.convert(tiny.adapter("lora-r3", "lora-r3"), "out", 8)
     with pytest.raises(Refusal, match="cannot be read"):
         damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(Refusal, match="cannot be read"):
+        damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
     assert not (tmp_path / "out").exists()
 
 

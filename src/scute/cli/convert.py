@@ -38,7 +38,7 @@ def convert(
     limit: Annotated[int, typer.Option(min=1, help="Sequences of the data to use.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = 200,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of the first step of distillation.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of the order of the data in distillation.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the order of the data in distillation.")] = 0,
     device: Annotated[
         str, typer.Option("--device", "--gpu", help="Where SVDs and the model run: cpu, cuda, cuda:1, auto.")
     ] = "cpu",

@@ -28,7 +28,9 @@ def predict(
     rank: Annotated[
         list[str] | None, typer.Option("--rank", "--ranks", help="To convert to LoRA at, as 16,64; 64 if none.")
     ] = None,
-    gpu_memory: Annotated[float | None, typer.Option(min=0.1, help="GiB of the GPU, instead of what is known.")] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(min=0.1, max=1e6, help="GiB of the GPU, instead of what is known.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw it here; needs matplotlib.")] = None,
 ) -> None:
