@@ -235,7 +235,7 @@ def test_text_is_cut_and_bad_lines_are_named(tmp_path):
 def test_a_line_ends_at_a_line_feed_only(tmp_path, monkeypatch):
     """JSON may hold U+2028 and U+0085 as they are, and so may text."""
     monkeypatch.setattr(prompts, "_tokenizer_of", lambda _: lambda text: [ord(c) for c in text])
-    text = "a\u2028b\u0085c\x0bd"
+    text = "  a\u2028b\u0085c\x0bd "
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
     (tmp_path / "a.txt").write_text(text + "\n\n")
     for name in ("a.jsonl", "a.txt"):

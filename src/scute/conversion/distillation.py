@@ -120,13 +120,15 @@ class Distillation:
         path = self._state / STATE_FILE
         if not path.exists():
             return 0
-        names = {name: [name, *(f"{name}.{moment}" for moment in MOMENTS)] for name in factors}
+        parts = ("", *(f".{moment}" for moment in MOMENTS))
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 told = file.metadata() or {}
                 kept = {}
                 if told.get("run") == self._run:
-                    kept = {name: [file.get_tensor(each).to(factors[name]) for each in names[name]] for name in factors}
+                    kept = {
+                        n: [file.get_tensor(n + part).to(factor) for part in parts] for n, factor in factors.items()
+                    }
                 step = int(told.get("step", ""))
         except (SafetensorError, ValueError) as error:
             raise ValueError(self._damaged(error)) from error

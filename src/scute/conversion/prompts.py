@@ -26,8 +26,10 @@ def read_prompts(path: Path, base: Path, limit: int, vocabulary: int) -> list[li
             for number, line in enumerate(file, start=1):
                 if len(prompts) == limit:
                     break
+                if not line.strip():
+                    continue
                 where = f"{path}, line {number}"
-                sequence = _object(line, where) if path.suffix.lower() == ".jsonl" and line.strip() else line.strip()
+                sequence = _object(line, where) if path.suffix.lower() == ".jsonl" else line.rstrip("\n")
                 tokens = list(tokenize(sequence) if isinstance(sequence, str) else sequence)[:LONGEST]
                 _check(tokens, vocabulary, where)
                 if len(tokens) > 1:
@@ -71,8 +73,6 @@ def _tokenizer_of(base: Path) -> Tokenize:
     loaded: list[Any] = []
 
     def tokenize(text: str) -> Sequence[int]:
-        if not text:
-            return ()
         if not loaded:
             from transformers import AutoTokenizer  # slow to import
 
