@@ -38,6 +38,12 @@ def test_a_cpu_is_measured_and_kept(cache):
     assert "not measured" in text
 
 
+def test_a_folder_that_cannot_be_written_exits_with_1(cache):
+    (cache / "scute").write_text("a file")
+    result = scute("--device", "cpu", "--seconds", "0")
+    assert (result.exit_code, "XDG_CACHE_HOME" in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
 def test_the_gpu_has_an_index(name, index, monkeypatch):
     """As torch.cuda.set_device wants it, which is torch's own here but for the driver."""

@@ -81,6 +81,7 @@ def test_wrong_usage_exits_with_2(convert, tmp_path):
     assert convert("--rank", 0).exit_code == 2
     for device in ("tpu", "meta", "cuda:x", ""):
         assert convert("--device", device).exit_code == 2
+    assert convert("--seed", 10**30).exit_code == 2
     assert "--data" in convert("--method", "asvd").output
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")

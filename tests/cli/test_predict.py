@@ -182,7 +182,16 @@ def test_a_refused_adapter_exits_with_1(base, tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [("--gpu", "nvidia"), ("--gpu", "none"), ("--batch", "0"), ("--rank", "0"), ("--rank", "16,x"), ("--rank", "600")],
+    [
+        ("--gpu", "nvidia"),
+        ("--gpu", "none"),
+        ("--batch", "0"),
+        ("--rank", "0"),
+        ("--rank", "16,x"),
+        ("--rank", "1" * 5000),
+        ("--gpu-memory", "inf"),
+        ("--rank", "600"),
+    ],
 )
 def test_wrong_usage_exits_with_2(base, pool, wrong):
     assert scute("--base", base, "--pool", pool, *GPU, *wrong).exit_code == 2

@@ -49,6 +49,25 @@ def test_a_refused_folder_exits_with_1(base, tmp_path):
     assert result.stdout.startswith(f"refused: folder.incomplete\n{tmp_path.name}: ")
 
 
+def test_a_base_model_that_cannot_be_loaded_exits_with_2(base, folders, tmp_path):
+    (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    result = scute("verify", folders[0], "--base", tmp_path)
+    assert result.exit_code == 2
+    assert "cannot load the model" in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_answers_that_are_not_finite_exit_with_1(base, folders, monkeypatch):
+    def run_apart(batch):
+        tokens = [batch["prompts"][index] for _, index in batch["rows"]]
+        return [[{"tokens": each, "logprobs": [float("nan")] * (len(each) - 1)} for each in tokens]]
+
+    monkeypatch.setattr("scute.verify.verify.run_apart", run_apart)
+    result = scute("verify", folders[0], "--base", base)
+    assert result.exit_code == 1
+    assert "not finite" in result.stderr
+
+
 def test_wrong_usage_exits_with_2(base, folders, monkeypatch):
     assert scute("verify", "--base", base).exit_code == 2
     for wrong in ("nonsense", "[1]", '{"max_modle_len": 64}', '{"model": "other"}'):

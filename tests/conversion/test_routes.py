@@ -235,7 +235,7 @@ def test_text_is_cut_and_bad_lines_are_named(tmp_path):
 def test_a_line_ends_at_a_line_feed_only(tmp_path, monkeypatch):
     """JSON may hold U+2028 and U+0085 as they are, and so may text."""
     monkeypatch.setattr(prompts, "_tokenizer_of", lambda _: lambda text: [ord(c) for c in text])
-    text = "a\u2028b\u0085c\x0bd"
+    text = "  a\u2028b\u0085c\x0bd "
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
     (tmp_path / "a.txt").write_text(text + "\n\n")
     for name in ("a.jsonl", "a.txt"):
@@ -245,6 +245,24 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"a\.txt is not text in UTF-8"):
         read_prompts(tmp_path / "a.txt", tmp_path, 8, 9000)
+
+
+def test_a_base_model_without_a_tokenizer_or_with_damaged_weights(tiny, tmp_path):
+    (tmp_path / "a.txt").write_text("The sea is wide.")
+    with pytest.raises(ValueError, match="no tokenizer that can be loaded"):
+        read_prompts(tmp_path / "a.txt", tiny.base, 8, 256)
+    (tmp_path / "config.json").write_bytes((tiny.base / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((tiny.base / "model.safetensors").read_bytes()[:1000])
+    damaged = dataclasses.replace(tiny, base=tmp_path, root=tmp_path)
+    with pytest.raises(ValueError, match="cannot load the model"):
+        damaged.convert(tiny.adapter("lora-r3", "lora-r3"), "out", 8)
+    with pytest.raises(Refusal, match="cannot be read"):
+        damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(Refusal, match="cannot be read"):
+        damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
+    assert not (tmp_path / "out").exists()
 
 
 def test_text_goes_through_the_tokenizer(demo, tmp_path):

@@ -3,12 +3,15 @@
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from scute.admission.stacks import stack_path
 from scute.engine import hub
 from scute.engine.adapter_files import FILES
+from scute.engine.base import check_folder
 from scute.engine.options import Options
 from scute.engine.sources import check_name, find_folder, find_repository, locate
 from scute.errors import Code, Refusal
@@ -215,3 +218,12 @@ def test_the_name_of_a_repository():
     with pytest.raises(Refusal) as refusal:
         find_repository("org/name/../../x", options)
     assert refusal.value.code is Code.SOURCE_NAME
+
+
+def test_every_folder_of_a_stack_is_in_an_allowed_one(root):
+    config = SimpleNamespace(additional_config={"scute": {"allowed_roots": [str(root)]}})
+    inside, outside = root / "tenant" / "one", root.parent / "secret"
+    for folders in ([inside, outside], [outside, inside]):
+        with pytest.raises(Refusal) as refusal:
+            check_folder(config, stack_path(folders))
+        assert refusal.value.code is Code.SOURCE_NOT_ALLOWED

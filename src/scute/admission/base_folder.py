@@ -75,7 +75,7 @@ class BaseWeights:
                 if name not in file.keys():  # noqa: SIM118 - a safe_open is no mapping
                     raise self._refusal(name, "is not in the folder")
                 stored: Tensor = file.get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise self._refusal(name, f"cannot be read ({error})") from error
         if stored.dtype not in FLOATS:
             raise self._refusal(name, f"is {stored.dtype}, so it is quantised")

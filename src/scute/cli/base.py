@@ -45,9 +45,8 @@ def torch_device(name: str) -> "torch.device":
 
 
 def numbers(given: Iterable[str], option: str) -> tuple[int, ...]:
-    """Positive numbers of an option that may be repeated, and that takes several with commas between. Raises
-    BadParameter."""
+    """Positive numbers of an option that may be repeated and that takes lists, as 16,64. Raises BadParameter."""
     parts = [part.strip() for text in given for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
+    if not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
         raise typer.BadParameter(f"{', '.join(given)!r} is not a list of numbers, as 16,64", param_hint=option)
     return tuple(dict.fromkeys(map(int, parts)))

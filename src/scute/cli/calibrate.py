@@ -28,7 +28,12 @@ def calibrate(
 
     from scute.costs.calibration import store
 
-    found, path = store(_measure(torch_device(device), seconds))
+    measured = _measure(torch_device(device), seconds)
+    try:
+        found, path = store(measured)
+    except OSError as error:
+        typer.echo(f"The figures cannot be kept: {error}. $XDG_CACHE_HOME names another folder for them.", err=True)
+        raise typer.Exit(1) from error
     if json:
         print_json({**asdict(found), "file": str(path)})
         return

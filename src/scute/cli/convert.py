@@ -38,8 +38,10 @@ def convert(
     limit: Annotated[int, typer.Option(min=1, help="Sequences of the data to use.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = 200,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of the first step of distillation.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of the order of the data in distillation.")] = 0,
-    device: Annotated[str, typer.Option(help="Where SVDs and the model run: cpu, cuda, cuda:1, auto.")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the order of the data in distillation.")] = 0,
+    device: Annotated[
+        str, typer.Option("--device", "--gpu", help="Where SVDs and the model run: cpu, cuda, cuda:1, auto.")
+    ] = "cpu",
     measure: Annotated[bool, typer.Option(help="Measure error and effect; this loads the base model.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an adapter folder that is in the way.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -49,6 +51,7 @@ def convert(
     The error is that of log-probabilities against the adapter itself, as a share of the adapter's effect. A
     distillation that was stopped goes on when it is started again.
     """
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from scute.conversion import Method, Settings, Training
@@ -63,6 +66,9 @@ def convert(
     except Refusal as refusal:
         print_refusal(refusal, done="converted", json=json)
         raise typer.Exit(1) from refusal
+    except torch.OutOfMemoryError as error:
+        typer.echo(f"{device} has too little memory: {error}. Try --device cpu, or --no-measure.", err=True)
+        raise typer.Exit(1) from error
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     print_json(_as_json(done, out)) if json else _print_text(done, out)

@@ -1,6 +1,6 @@
-"""An inspection as `scute inspect` prints it: text of one folder, a row of a table, JSON."""
+"""An inspection of one folder as `scute inspect` prints it: text, JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,6 @@ from scute.errors import printable
 if TYPE_CHECKING:
     from scute.admission.inspection import Inspection
     from scute.costs import Base
-
-COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "warnings", "verdict")
-DEEP_COLUMNS = ("|s - 1|", "|R - I|", "delta W")
-"""The largest of all projections: of |s - 1| and |R - I| an entry, of delta W the norm."""
 
 
 def as_json(found: "Inspection", base: "Base | None") -> dict[str, Any]:
@@ -31,49 +27,11 @@ def as_json(found: "Inspection", base: "Base | None") -> dict[str, Any]:
         told["reasons"] = [{"code": reason.code, "sentence": reason.sentence} for reason in found.reasons]
         told["reasons_left_out"] = found.reasons_left_out
     if found.description is not None and base is not None:
-        packed, pair = _bytes(found, base)
+        packed, pair = device_bytes(found, base)
         told |= {**asdict(found.description), "live_slots": found.description.live_slots}
         told |= {"engine": found.description.engine_needs, "packed_bytes": packed, "pair_bytes": pair}
         told["deviations"] = [asdict(layer) for layer in found.deviations]
     return told
-
-
-def as_row(found: "Inspection", base: "Base | None", deep: bool) -> tuple[str, ...]:
-    """The cells of COLUMNS, and of DEEP_COLUMNS if the look was deep."""
-    rank = slots = device = ""
-    if found.description is not None and base is not None:
-        rank = _listed(found.description.sizes)
-        slots = " ".join(found.description.live_slots) or "none"
-        device = f"{_bytes(found, base)[0]:,}"
-    elif found.facts.rank is not None:
-        rank = str(found.facts.rank)
-    more = len(found.reasons) + found.reasons_left_out - 1
-    verdict = "served" if base is not None else "no objection"
-    if found.reasons:
-        verdict = f"{found.reasons[0].code}{f' and {more:,} more' if more else ''}"
-    cells = (
-        printable(found.name),
-        found.facts.method or "",
-        rank,
-        slots,
-        f"{found.disk_bytes:,}",
-        device,
-        str(len(found.warnings) or ""),
-        verdict,
-    )
-    return (*cells, *_largest(found)) if deep else cells
-
-
-def _largest(found: "Inspection") -> Iterator[str]:
-    for field in ("scale_max", "rotation_max", "delta_norm"):
-        values = [value for layer in found.deviations if (value := getattr(layer, field)) is not None]
-        yield f"{max(values):.3g}" if values else ""
-
-
-def print_many(rows: Sequence[tuple[str, ...]], deep: bool) -> None:
-    """One table, and where to find what it counts only."""
-    print_table((*COLUMNS, *DEEP_COLUMNS) if deep else COLUMNS, rows)
-    typer.echo(f"{counted(len(rows), 'adapter')}. One by one, or with --json, every reason and warning is told.")
 
 
 def print_one(found: "Inspection", base: "Base | None") -> None:
@@ -101,19 +59,19 @@ def _lines(found: "Inspection", base: "Base | None") -> Iterator[tuple[str, str]
     facts, description = found.facts, found.description
     yield "method", facts.method or "unknown"
     yield "PEFT", facts.peft_version or "version unknown"
-    yield "targets", _listed(facts.targets)
+    yield "targets", listed(facts.targets)
     if description is not None and base is not None:
-        packed, pair = _bytes(found, base)
+        packed, pair = device_bytes(found, base)
         yield "projections", str(description.num_projections)
-        yield "ranks", _listed(description.ranks)
-        yield "shared ranks", _listed(description.shared_ranks)
-        yield "blocks of R", _listed(description.rotation_widths)
-        yield "live slots", _listed(description.live_slots)
+        yield "ranks", listed(description.ranks)
+        yield "shared ranks", listed(description.shared_ranks)
+        yield "blocks of R", listed(description.rotation_widths)
+        yield "live slots", listed(description.live_slots)
         yield "bytes owned", f"{description.owned_bytes:,}"
         yield "bytes shared", f"{description.shared_bytes:,}"
         yield "packed", f"{packed:,} bytes on the host, and on the device while active"
         yield "pair", f"{pair:,} bytes on the device, once for all adapters that share it" if pair else "none"
-        yield "engine", _listed([f"{name} >= {least}" for name, least in description.engine_needs.items()])
+        yield "engine", listed([f"{name} >= {least}" for name, least in description.engine_needs.items()])
     elif base is None:
         yield "rank", str(facts.rank or "unknown")
         yield "slots", "give --base to see them"
@@ -121,7 +79,7 @@ def _lines(found: "Inspection", base: "Base | None") -> Iterator[tuple[str, str]
     yield from (("warning", warning) for warning in found.warnings)
 
 
-def _bytes(found: "Inspection", base: "Base") -> tuple[int, int]:
+def device_bytes(found: "Inspection", base: "Base") -> tuple[int, int]:
     """Of the packed adapter, and of its shared pair."""
     from scute.costs import Tenant, pair_bytes
 
@@ -135,5 +93,5 @@ def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:
     return (str(name), *("" if value is None else f"{value:.3g}" for value in values))
 
 
-def _listed(values: Any) -> str:
+def listed(values: Any) -> str:
     return ", ".join(str(value) for value in values) or "none"

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from scute.cli.base import base_model
-from scute.cli.findings import as_json, as_row, print_many, print_one
+from scute.cli.findings import as_json, print_one
 from scute.cli.output import print_json
+from scute.cli.overview import as_row, print_many
 
 
 def inspect(

@@ -22,13 +22,15 @@ def predict(
         Path, typer.Option(exists=True, file_okay=False, help="The base model's folder; its config.json is enough.")
     ],
     pool: Folders,
-    gpu: Annotated[str, typer.Option(help="The GPU, by its name or a part of it, as h200.")],
+    gpu: Annotated[str, typer.Option("--gpu", "--device", help="Its name or a part of it, as h200.")],
     batch: Annotated[int, typer.Option(min=1, help="Rows of a decode step, spread over the adapters.")],
     prefill_tokens: Annotated[int, typer.Option(min=0, help="Rows of a prefill step; 0 for none.")] = 0,
     rank: Annotated[
         list[str] | None, typer.Option("--rank", "--ranks", help="To convert to LoRA at, as 16,64; 64 if none.")
     ] = None,
-    gpu_memory: Annotated[float | None, typer.Option(min=0.1, help="GiB of the GPU, instead of what is known.")] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(min=0.1, max=1e6, help="GiB of the GPU, instead of what is known.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw it here; needs matplotlib.")] = None,
 ) -> None:

@@ -64,7 +64,11 @@ def tune(
     entries, skipped = _search(settings, shapes)
     device = torch.cuda.get_device_name()
     provenance = f"scute tune for {base.name} in {dtype}, with torch {torch.__version__}"
-    path = table.write(folder, device, entries, provenance)
+    try:
+        path = table.write(folder, device, entries, provenance)
+    except OSError as error:
+        typer.echo(f"The table cannot be kept: {error}. --folder names another folder for it.", err=True)
+        raise typer.Exit(1) from error
     if json:
         print_json({"device": device, "file": str(path), "entries": [_as_dict(e) for e in entries], "skipped": skipped})
         return

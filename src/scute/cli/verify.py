@@ -4,16 +4,14 @@ import json as jsons
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from scute.cli.base import base_model
-from scute.cli.output import finite, print_json, print_refusal, print_table
+from scute.cli.output import print_json, print_refusal
+from scute.cli.verdicts import as_json, is_above, print_text
 from scute.errors import Refusal
-
-if TYPE_CHECKING:
-    from scute.verify.verify import Verdict, Verification
 
 
 class Dtype(StrEnum):
@@ -23,10 +21,6 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
-
-
-SHOWN = 10
-"""Modules of an adapter that the text shows; JSON has all."""
 
 
 def verify(
@@ -62,8 +56,8 @@ def verify(
         raise typer.Exit(1) from error
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    found, wrong = versions() | {"dtype": str(options["dtype"])}, [v for v in done.verdicts if _is_above(v, bound)]
-    print_json(_as_json(done, found, bound)) if json else _print_text(done, found, bound)
+    found, wrong = versions() | {"dtype": str(options["dtype"])}, [v for v in done.verdicts if is_above(v, bound)]
+    print_json(as_json(done, found, bound)) if json else print_text(done, found, bound)
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -83,52 +77,3 @@ def _arguments(text: str) -> dict[str, Any]:
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--engine") from error
     return found
-
-
-def _is_above(verdict: "Verdict", bound: float) -> bool:
-    return not 100 * verdict.agreement.ratio <= bound
-
-
-def _as_json(done: "Verification", versions: dict[str, str], bound: float) -> dict[str, Any]:
-    adapters = [
-        {
-            "folder": verdict.folder,
-            "method": verdict.method,
-            "effect": verdict.agreement.effect,
-            "error": verdict.agreement.error,
-            "ratio": finite(verdict.agreement.ratio),
-            "base_ratio": finite(done.base_ratio(verdict)),
-            "above_bound": _is_above(verdict, bound),
-            "modules": [{"module": m.module, "ratio": finite(m.ratio)} for m in verdict.modules],
-        }
-        for verdict in done.verdicts
-    ]
-    told = {"verified": True, "versions": versions, "bound": bound / 100, "base_error": done.base_error}
-    return {**told, "adapters": adapters}
-
-
-def _print_text(done: "Verification", versions: dict[str, str], bound: float) -> None:
-    typer.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-    print_table(
-        ("adapter", "method", "effect, nats", "error / effect", "base rows / effect", f"bound {bound:g} %"),
-        [
-            (
-                verdict.folder,
-                verdict.method,
-                f"{verdict.agreement.effect:.4f}",
-                f"{100 * verdict.agreement.ratio:.4f} %",
-                f"{100 * done.base_ratio(verdict):.4f} %",
-                "above" if _is_above(verdict, bound) else "holds",
-            )
-            for verdict in done.verdicts
-        ],
-    )
-    typer.echo(f"rows without an adapter: {done.base_error:.6f} nats a token from the base model in float32")
-    if versions["dtype"] != "float32" and any(_is_above(verdict, bound) for verdict in done.verdicts):
-        typer.echo(
-            f"dtype {versions['dtype']} rounds base rows too, by the share of the effect beside each adapter: an error "
-            "of about that size is the dtype's. --dtype float32 shows the adapter's own."
-        )
-    for verdict in (verdict for verdict in done.verdicts if verdict.modules):
-        rows = [(m.module, f"{100 * m.ratio:.4f} %") for m in verdict.modules[:SHOWN]]
-        print_table((f"{verdict.folder}: the normal form against PEFT's layer, worst first", "error / effect"), rows)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
+from scute.admission.tensors import DAMAGED
 from scute.algebra.adapted import adapted
 from scute.algebra.form import Member, Term
 from scute.conversion.model import device_of, logits
@@ -120,15 +121,17 @@ class Distillation:
         path = self._state / STATE_FILE
         if not path.exists():
             return 0
-        names = {name: [name, *(f"{name}.{moment}" for moment in MOMENTS)] for name in factors}
+        parts = ("", *(f".{moment}" for moment in MOMENTS))
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 told = file.metadata() or {}
                 kept = {}
                 if told.get("run") == self._run:
-                    kept = {name: [file.get_tensor(each).to(factors[name]) for each in names[name]] for name in factors}
+                    kept = {
+                        n: [file.get_tensor(n + part).to(factor) for part in parts] for n, factor in factors.items()
+                    }
                 step = int(told.get("step", ""))
-        except (SafetensorError, ValueError) as error:
+        except DAMAGED as error:
             raise ValueError(self._damaged(error)) from error
         if not kept:
             raise ValueError(f"{self._state} has the state of another distillation; remove it to start anew")

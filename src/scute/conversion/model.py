@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 
 def load_model(folder: Path, device: torch.device) -> "PreTrainedModel":
-    """The causal language model of a folder in float32, frozen. Raises OSError or ValueError if there is none."""
+    """The causal language model of a folder in float32, frozen. Raises ValueError if there is none."""
     from transformers import AutoModelForCausalLM  # slow to import
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    except Exception as error:  # transformers raises whatever comes of the files
+        reason = " ".join(str(error).split())
+        raise ValueError(f"transformers cannot load the model of {folder}: {reason}") from error
     return model.to(device).eval().requires_grad_(False)
 
 

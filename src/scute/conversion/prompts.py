@@ -16,8 +16,8 @@ def read_prompts(path: Path, base: Path, limit: int, vocabulary: int) -> list[li
 
     A .jsonl file holds one object a line: {"text": ...}, {"prompt": ..., "completion": ...} or {"tokens": [ids]}. Any
     other file is text, one sequence a line. Sequences of fewer than two tokens have nothing to predict and are left
-    out. Raises ValueError for a line that is neither or that has another token, and for a file without any sequence;
-    OSError if it, or the base model's tokenizer, cannot be read.
+    out. Raises ValueError for a line that is neither or that has another token, for a file without a sequence, and for
+    a tokenizer that cannot be loaded; OSError if the file cannot be read.
     """
     tokenize = _tokenizer_of(base)
     prompts: list[list[int]] = []
@@ -26,8 +26,10 @@ def read_prompts(path: Path, base: Path, limit: int, vocabulary: int) -> list[li
             for number, line in enumerate(file, start=1):
                 if len(prompts) == limit:
                     break
+                if not line.strip():
+                    continue
                 where = f"{path}, line {number}"
-                sequence = _object(line, where) if path.suffix == ".jsonl" and line.strip() else line.strip()
+                sequence = _object(line, where) if path.suffix.lower() == ".jsonl" else line.rstrip("\n")
                 tokens = list(tokenize(sequence) if isinstance(sequence, str) else sequence)[:LONGEST]
                 _check(tokens, vocabulary, where)
                 if len(tokens) > 1:
@@ -71,12 +73,14 @@ def _tokenizer_of(base: Path) -> Tokenize:
     loaded: list[Any] = []
 
     def tokenize(text: str) -> Sequence[int]:
-        if not text:
-            return ()
         if not loaded:
             from transformers import AutoTokenizer  # slow to import
 
-            loaded.append(AutoTokenizer.from_pretrained(base, local_files_only=True))
+            try:
+                loaded.append(AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False))
+            except Exception as error:  # transformers raises whatever comes of the files and of what is installed
+                reason = " ".join(str(error).split())
+                raise ValueError(f"{base} has no tokenizer that can be loaded, so give token ids: {reason}") from error
         ids: Sequence[int] = loaded[0](text)["input_ids"]
         return ids
 

@@ -16,7 +16,7 @@ class Base:
     """name: of its folder; layers: in order. weight_bytes: of all parameters in the dtype that they are served in.
 
     kv_token_bytes: keys and values of one token in all layers. itemsize: bytes of an element. biased: modules that
-    have a bias. The bytes are 0 where only the adapters are asked about.
+    have a bias. kv_token_bytes is 0 where only the adapters are asked about.
     """
 
     name: str

@@ -36,8 +36,7 @@ class Clock(Protocol):
 
 
 class Calibration:
-    """seconds: to spend on all measurements together, about. progress: told what is measured, how many are done, and of
-    how many."""
+    """seconds: to spend on all measurements together, about. progress: told what comes next, steps done, and all."""
 
     def __init__(
         self, clock: Clock, seconds: float = 0.0, progress: Callable[[str, int, int], None] = lambda *_: None

@@ -59,12 +59,12 @@ def verify(
 
     base_folder: the model of `base`. bound: error / effect above which modules are compared. options: arguments of
     `vllm.LLM`, which replace those that the adapters ask for. progress is told what comes next.
-    Raises Refusal for a folder that no engine admits, ValueError for a compiled one, RuntimeError with the engine's
-    last words if it fails.
+    Raises Refusal for a folder that no engine admits; ValueError for a compiled one, and a base model that cannot be
+    loaded; RuntimeError with the engine's last words if it fails, and for answers that are not finite.
     """
     forms = {str(folder): _compile(folder, base) for folder in folders}
     progress("the base model")
-    oracle = Oracle(base_folder)
+    oracle = _oracle(base_folder)
     prompts = random_prompts(oracle.base.config.get_text_config().vocab_size, PROMPTS, LENGTH)
     adapters = {folder: str(Path(folder).resolve()) for folder in forms}
     rows = [(name, index) for index in range(PROMPTS) for name in [None, *forms]]
@@ -74,13 +74,24 @@ def verify(
     (served,) = run_apart(batch)
     progress("the PEFT library in float32")
     verdicts = []
-    for name, agreed in score(oracle, rows, served, adapters).items():
+    try:
+        scores, rows_error = score(oracle, rows, served, adapters), base_error(oracle, rows, served)
+    except ValueError as error:  # as NaN from the engine
+        raise RuntimeError(f"the engine's answers cannot be compared with PEFT's: {error}") from error
+    for name, agreed in scores.items():
         modules: tuple[ModuleError, ...] = ()
         if not agreed.ratio <= bound:
             progress(f"the modules of {name}")
             modules = module_errors(oracle.base, oracle.adapted(Path(name)), forms[name], base, prompts)
         verdicts.append(Verdict(name, forms[name].method, agreed, modules))
-    return Verification(tuple(verdicts), base_error(oracle, rows, served))
+    return Verification(tuple(verdicts), rows_error)
+
+
+def _oracle(folder: Path) -> Oracle:
+    try:
+        return Oracle(folder)
+    except Exception as error:  # transformers raises whatever comes of the files
+        raise ValueError(f"transformers cannot load the model of {folder}: {' '.join(str(error).split())}") from error
 
 
 def _compile(folder: Path, base: BaseModel) -> AdapterForm:
