@@ -1,4 +1,4 @@
-"""How closely an engine follows the PEFT library: its error as a share of what the adapter does."""
+"""How closely an engine follows the PEFT library: its error as a share of what the adapter does, and on what tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,13 @@ class Agreement:
     def ratio(self) -> float:
         """The error as a share of the effect."""
         return self.error / self.effect if self.effect else float("inf")
+
+
+def random_prompts(vocabulary: int, count: int = 8, length: int = 32, seed: int = 0) -> list[list[int]]:
+    """`count` sequences of `length` token ids, drawn evenly from the vocabulary; the same seed draws the same."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts: list[list[int]] = torch.randint(vocabulary, (count, length), generator=generator).tolist()
+    return prompts
 
 
 def agreement(base: Sequence[Tensor], peft: Sequence[Tensor], engine: Sequence[Tensor]) -> Agreement:

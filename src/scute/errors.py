@@ -6,6 +6,10 @@ from enum import StrEnum
 class Code(StrEnum):
     """Why an adapter is refused; stable, so that clients may match on it."""
 
+    # where it comes from
+    SOURCE_NAME = "source.name"
+    SOURCE_NOT_ALLOWED = "source.not_allowed"
+    SOURCE_TOO_LARGE = "source.too_large"
     # the folder
     FOLDER_MISSING = "folder.missing"
     FOLDER_INCOMPLETE = "folder.incomplete"
@@ -32,6 +36,12 @@ class Code(StrEnum):
     COMPILED_MANIFEST = "compiled.manifest"
     COMPILED_HASH = "compiled.hash"
     COMPILED_BASE = "compiled.base"
+    # several adapters, one after the other
+    STACK_PATH = "stack.path"
+    STACK_BIAS = "stack.bias"
+    STACK_ROTATION = "stack.rotation"
+    STACK_SHARED = "stack.shared"
+    STACK_MAGNITUDE = "stack.magnitude"
     # the adapter against the engine
     MODULE_UNSUPPORTED = "module.unsupported"
     CAPACITY_RANK = "capacity.rank"
@@ -60,6 +70,10 @@ class Refusal(ValueError):
         self.code = code
         self.sentence = printable(sentence)
         super().__init__(f"[scute:{code}] {self.sentence}")
+
+    def of(self, folder: str) -> "Refusal":
+        """The same refusal where there are several folders."""
+        return Refusal(self.code, f"{folder}: {self.sentence}")
 
     def __reduce__(self) -> tuple[type["Refusal"], tuple[Code, str]]:
         return Refusal, (self.code, self.sentence)

@@ -1,6 +1,7 @@
 """What is read from real transformers models, and PEFT's forward on them."""
 
 import copy
+import json
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from peft_oracle import assert_exact, rewrite_config, save
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
 from scute.admission import BaseModel, Projection
+from scute.admission.base_folder import read_base
 
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
 QWEN = Qwen2Config(**TINY, num_attention_heads=4, num_key_value_heads=2)
@@ -53,6 +55,45 @@ def test_unknown_config_is_an_error():
 
     with pytest.raises(ValueError, match="Unknown"):
         BaseModel.from_config(Unknown(), torch.float32)
+
+
+LLAMA = {"model_type": "llama", **TINY, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 0},
+        {"num_hidden_layers": -3},
+        {"hidden_size": -1},
+        {"hidden_size": 10**30},
+        {"hidden_size": "many"},
+        {"intermediate_size": None},
+        {"dtype": "float99"},
+        {"dtype": "int8"},
+        {"pad_token_id": 9999},
+        {"hidden_act": "nope"},
+        {"rope_parameters": 3},
+        {"quantization_config": 3},
+        {"id2label": 3},
+        {"model_type": "nope"},
+        {"model_type": None},
+        {"model_type": None, "auto_map": {"AutoConfig": "code.Config"}},
+    ],
+    ids=str,
+)
+def test_an_odd_config_is_named(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | config))
+    with pytest.raises(ValueError, match=r"config\.json: \S"):
+        read_base(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", "[]", "{}"])
+def test_a_config_that_is_none(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json: \S"):
+        read_base(tmp_path)
 
 
 def test_a_large_config_is_fast():

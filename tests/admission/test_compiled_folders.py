@@ -1,5 +1,6 @@
 """Compiled folders: what is read is what was written, and a folder that was spoilt is refused."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from scute.admission import BaseModel, compile_adapter, compile_folder, write_folder
 from scute.admission.compile import find_form
-from scute.admission.compiled.manifest import MANIFEST_FILE, WEIGHTS_FILE
+from scute.admission.compiled.manifest import DIGEST, MANIFEST_FILE, WEIGHTS_FILE, content_digest
 from scute.admission.compiled.writer import file_digest
 from scute.admission.reasons import Reasons
 from scute.algebra import Bias, Member, Owner, Rotation, SharedPair, Term, ssf
@@ -171,6 +172,7 @@ def on(pair: SharedPair, **fields) -> Member:
         ({Q: on(PAIR), "layers.1.self_attn.q_proj": on(SAME_KEY)}, ValueError, "at most one shared pair"),
         ({Q: on(PAIR, a=torch.zeros(24, 2))}, ValueError, "leading part"),
         ({Q: Member(terms=(Term(PAIR.a, PAIR.b, a_owner=Owner.SHARED),))}, ValueError, "both of a shared pair"),
+        ({Q: Member(terms=on(PAIR).terms * 2)}, ValueError, "at most one term on the pair"),
         ({Q: Member(terms=(Term(PAIR.a, PAIR.b, float("nan")),))}, ValueError, "not finite"),
         ({Q: ssf(torch.ones(35), torch.ones(36))}, Refusal, "tensor.shape"),
         ({Q: ssf(torch.full((36,), torch.nan), torch.ones(36))}, Refusal, "tensor.not_finite"),
@@ -183,6 +185,15 @@ def test_what_an_engine_would_refuse_is_not_written(members, error, match, tmp_p
     with pytest.raises(error, match=match):
         write_folder(tmp_path / "out", members, base, method="x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_head_is_not_written(tmp_path, base):
+    """The engine of tests/engine/test_admission_limits.py refuses it."""
+    save(tmp_path / "head", toy(torch.float32), LoraConfig(target_modules=["q_proj", "lm_head"], r=2))
+    for head, refused in ((None, False), ("lm_head", True)):
+        with pytest.raises(Refusal, match=r"module.unsupported.*lm_head") if refused else contextlib.nullcontext():
+            compile_folder(tmp_path / "head", tmp_path / f"out-{head}", dataclasses.replace(base, output_head=head))
+        assert (tmp_path / f"out-{head}").exists() is not refused
 
 
 def test_a_folder_that_is_there_is_kept(pairs, tmp_path, base):
@@ -249,9 +260,10 @@ def pair(**changes):
     return lambda manifest: manifest["pair"].update(changes)
 
 
+VERA_TERM = {"c": 1.0, "rank": 4, "shared": True, "vectors": ["d", "e"]}
 BAD_MANIFESTS = [
     *[("lora", fields(format=f), Code.COMPILED_VERSION, f"format {f}") for f in (0, 2, -1, 10**30)],
-    *[("lora", fields(format=f), Code.COMPILED_MANIFEST, "format") for f in (None, "1", [1])],
+    *[("lora", fields(format=f), Code.COMPILED_MANIFEST, "format") for f in (None, "1", [1], True, 1.0)],
     ("lora", lambda m: m.pop("format"), Code.COMPILED_MANIFEST, "format"),
     ("lora", lambda m: m.pop("weights"), Code.COMPILED_MANIFEST, "weights"),
     ("lora", fields(extra=1), Code.COMPILED_MANIFEST, "extra"),
@@ -267,6 +279,7 @@ BAD_MANIFESTS = [
     ("dora", member(slots=["magnitude", "s"]), Code.COMPILED_MANIFEST, "magnitude"),
     ("dora", term(vectors=["e"]), Code.COMPILED_MANIFEST, "magnitude"),
     ("vera", fields(pair=None), Code.COMPILED_MANIFEST, "pair"),
+    ("vera", member(terms=2 * [VERA_TERM]), Code.COMPILED_MANIFEST, "one term on the pair"),
     ("vera", pair(rank=5), Code.COMPILED_MANIFEST, "rank of the pair"),
     ("vera", pair(inputs=20), Code.COMPILED_MANIFEST, "widest"),
     ("vera", pair(inputs=30), Code.TENSOR_SHAPE, "pair.A"),
@@ -309,13 +322,50 @@ def refuse(folder, base, code, *culprits):
         assert culprit in refusal.value.sentence
 
 
+def edit(folder, change, *, sign):
+    """sign: write the digest anew, so that what was changed has to be found by its meaning."""
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    digest = manifest.pop(DIGEST)
+    change(manifest)
+    manifest[DIGEST] = content_digest(manifest) if sign else digest
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(("kind", "change", "code", "culprit"), BAD_MANIFESTS)
 def test_manifest(kind, change, code, culprit, copy_of, base):
     folder = copy_of(kind)
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    change(manifest)
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    edit(folder, change, sign=True)
     refuse(folder, base, code, culprit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("lora", term(c=3.0)),
+        ("lora", fields(method="DoRA")),
+        ("ia3", member(scales_bias=False)),
+        ("vera_drawn", pair(drawn_from=7)),
+        ("dora", lambda m: m["source"].update(folder="other")),
+    ],
+)
+def test_a_manifest_that_was_edited(kind, change, copy_of, base):
+    """Every one of them means something, and is found by the digest alone, without the tensors too."""
+    folder = copy_of(kind)
+    edit(folder, change, sign=False)
+    refuse(folder, base, Code.COMPILED_HASH, MANIFEST_FILE)
+    reasons = Reasons(collect=True)
+    assert find_form(folder, base, reasons, values=False) is None
+    assert reasons.found[0].code is Code.COMPILED_HASH
+    edit(folder, lambda _: None, sign=True)
+    assert compile_adapter(folder, base)
+
+
+def test_a_manifest_without_a_digest(copy_of, base):
+    folder = copy_of("lora")
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    del manifest[DIGEST]
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    refuse(folder, base, Code.COMPILED_HASH, DIGEST)
 
 
 A = f"{Q}.0.A"
@@ -334,9 +384,7 @@ def test_tensors(change, code, culprit, copy_of, base):
     folder = copy_of("lora")
     save_file({n: v.contiguous() for n, v in change(load_file(folder / WEIGHTS_FILE)).items()}, folder / WEIGHTS_FILE)
     refuse(folder, base, Code.COMPILED_HASH, WEIGHTS_FILE)
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    manifest["weights"]["sha256"] = file_digest(folder / WEIGHTS_FILE)
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    edit(folder, lambda m: m["weights"].update(sha256=file_digest(folder / WEIGHTS_FILE)), sign=True)
     refuse(folder, base, code, culprit)
 
 
@@ -356,5 +404,5 @@ def test_files(copy_of, base):
 
 
 def test_another_base_model(pairs):
-    """Equal shapes are not enough: where the MLP is gated, (IA)3 has moved to the up projection."""
+    """Equal shapes are not enough: whether the MLP is gated decides where (IA)3 is served."""
     refuse(pairs["ia3"][1], BaseModel.from_module(toy(torch.float32), gated=True), Code.COMPILED_BASE, "'toy'")

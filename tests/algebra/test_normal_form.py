@@ -1,5 +1,6 @@
 """The rules of the normal form: folds, stacks and Table 1, on random members."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from scute.algebra import (
     Bias,
     Member,
+    Obstacle,
     Owner,
     Rotation,
     SharedPair,
@@ -18,10 +20,13 @@ from scute.algebra import (
     evaluate,
     fold,
     live_slots,
+    obstacle,
     ssf,
     stack,
     table1,
 )
+from scute.algebra.evaluate import rotate
+from scute.algebra.rotations import compose
 
 IN, OUT, TOKENS = 6, 5, 3
 few = settings(max_examples=40, deadline=None)
@@ -169,9 +174,12 @@ def test_table1_is_the_papers():
     }
 
 
-def apply_second(second, x, first_output, base_bias):
-    """F2(x; h) written out: s2 on h, but not on the base bias if F2 does not scale it; then shift and terms."""
-    y = first_output
+def apply_second(second, x, first, base_bias):
+    """F2 on the layer F1 written out: s2 on F1(x R2), but not on the base bias if F2 does not scale it; then the rest.
+
+    first: F1 as a function of its input.
+    """
+    y = first(rotate(x, second.rotation))
     if second.scale is not None:
         y = y * second.scale
         if base_bias is not None and not second.bias.scaled:
@@ -182,10 +190,15 @@ def apply_second(second, x, first_output, base_bias):
 
 
 @few
-@given(members(replaced=False), members(rotated=False, replaced=False), layers())
+@given(members(replaced=False), members(replaced=False), layers())
 def test_stack_is_one_after_the_other(first, second, layer):
     x, weight, base_bias = layer
-    expected = apply_second(second, x, evaluate(first, x, weight, base_bias), base_bias)
+    if second.rotation is not None and any(term.a_owner is Owner.SHARED for term in first.terms):
+        assert obstacle(first, second) is Obstacle.ROTATION
+        with pytest.raises(ValueError, match="A is shared"):
+            stack(first, second)
+        return
+    expected = apply_second(second, x, lambda z: evaluate(first, z, weight, base_bias), base_bias)
     close(evaluate(stack(first, second), x, weight, base_bias), expected)
 
 
@@ -194,23 +207,31 @@ def test_stack_is_one_after_the_other(first, second, layer):
 def test_a_replaced_bias_stands_for_the_base_bias_of_both(first, second, layer):
     x, weight, base_bias = layer
     if first.bias.replaced is not None and second.bias.replaced is not None:
-        with pytest.raises(ValueError, match="replace"):
+        with pytest.raises(ValueError, match="only one"):
             stack(first, second)
+        assert obstacle(first, second) is Obstacle.BIAS
         return
     given_bias = first.bias.replaced if second.bias.replaced is None else second.bias.replaced
     base_bias = base_bias if given_bias is None else given_bias
     bare = [replace(m, bias=replace(m.bias, replaced=None)) for m in (first, second)]
-    expected = apply_second(bare[1], x, evaluate(bare[0], x, weight, base_bias), base_bias)
+    expected = apply_second(bare[1], x, lambda z: evaluate(bare[0], z, weight, base_bias), base_bias)
     close(evaluate(stack(first, second), *layer), expected)
 
 
 @few
-@given(members(replaced=False), members(False, False), members(False, False), layers())
+@given(members(replaced=False), members(replaced=False), members(replaced=False), layers())
 def test_stack_of_three(first, second, third, layer):
     x, weight, base_bias = layer
-    two = apply_second(second, x, evaluate(first, x, weight, base_bias), base_bias)
-    expected = apply_second(third, x, two, base_bias)
-    close(evaluate(stack(stack(first, second), third), *layer), expected)
+    pairs = ((first, second), (first, third), (second, third))
+    if any(obstacle(*pair) is not None for pair in pairs):
+        with pytest.raises(ValueError, match="cannot be stacked"):
+            stack(stack(first, second), third)
+        return
+
+    def two(z):
+        return apply_second(second, z, lambda y: evaluate(first, y, weight, base_bias), base_bias)
+
+    close(evaluate(stack(stack(first, second), third), *layer), apply_second(third, x, two, base_bias))
 
 
 @few
@@ -238,13 +259,26 @@ def test_ssf_scales_the_base_bias():
 
 
 def test_what_cannot_be_stacked():
-    rotated = Member(rotation=Rotation(torch.ones(2, 3, 3)))
     dora = Member(magnitude=torch.ones(OUT))
-    with pytest.raises(ValueError, match="rotates"):
-        stack(Member(), rotated)
     for pair in [(dora, Member()), (Member(), dora)]:
         with pytest.raises(ValueError, match="magnitude"):
             stack(*pair)
+
+
+@pytest.mark.parametrize(("one", "then"), [(1, 1), (1, 4), (6, 4), (4, 6), (3, 3)])
+def test_input_transforms_compose(one, then):
+    random = tensors(0)
+    first, second = (Rotation(random(12 // width, width, width)) for width in (one, then))
+    x, both = random(TOKENS, 12), compose(first, second)
+    assert both.width == math.lcm(one, then)
+    close(rotate(x, both), rotate(rotate(x, first), second))
+
+
+def test_float16_does_not_overflow_in_a_stack():
+    half = Member(scale=torch.full((OUT,), 300.0).half(), bias=Bias(shift=torch.full((OUT,), 60000.0).half()))
+    both = stack(half, half)
+    assert float(both.scale[0]) == 90000
+    assert float(both.bias.shift[0]) == 300 * 60000 + 60000
 
 
 def test_magnitude_is_resolved_from_the_weight():

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from scute import __version__
 from scute.cli.catalogue import CATALOGUE, GROUPS
 from scute.cli.main import app
 from scute.engine import upstream
@@ -18,6 +19,9 @@ from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama
 
 NAMES = ("lora-r3", "dora", "ia3", "vera", "oft")
+
+
+INPUTS = "(IA)3 on inputs that no gated projection produces"
 
 
 def scute(*arguments: object):
@@ -40,7 +44,8 @@ def inspected(base, folders):
     def run(name: str):
         result = scute("inspect", folders[name], "--base", base, "--json")
         assert result.exit_code == 0, result.output
-        return json.loads(result.output)
+        (found,) = json.loads(result.output)
+        return found
 
     return run
 
@@ -89,8 +94,9 @@ def test_inspect_of_a_refused_folder_exits_with_1(base, folders, tmp_path):
     text, as_json = scute("inspect", folder, "--base", base), scute("inspect", folder, "--base", base, "--json")
     assert text.exit_code == as_json.exit_code == 1
     assert text.output.startswith("refused: method.unsupported\n")
-    assert json.loads(as_json.output).items() >= {"served": False, "code": "method.unsupported"}.items()
-    assert "LOHA" in json.loads(as_json.output)["sentence"]
+    (found,) = json.loads(as_json.output)
+    assert found.items() >= {"served": False, "code": "method.unsupported"}.items()
+    assert "LOHA" in found["sentence"]
 
 
 def test_wrong_usage_exits_with_2(folders, tmp_path):
@@ -105,15 +111,19 @@ def test_methods_lists_table_1_and_every_format():
     rows = {row["method"]: row for row in listed["methods"]}
     assert {name: row["peft_type"] for name, row in rows.items()} == {
         "LoRA": "LORA",
+        "rsLoRA": "LORA",
         "DoRA": "LORA",
         "(IA)3": "IA3",
+        INPUTS: "IA3",
         "SSF": None,
         "VeRA": "VERA",
         "OFT": "OFT",
     }
     assert rows["DoRA"]["live"] == ["s"]
+    assert (rows["(IA)3"]["live"], rows[INPUTS]["live"]) == (["s"], ["R"])
+    assert rows["rsLoRA"] == rows["LoRA"] | {"method": "rsLoRA"}
     assert rows["VeRA"]["shared"] == ["base_model.vera_A", "base_model.vera_B"]
-    assert all(name in scute("methods").output for name in rows)
+    assert all(name in scute("methods").output for name in rows.keys() - {INPUTS})
 
 
 def test_refusals_has_an_entry_for_every_code():
@@ -147,6 +157,11 @@ def test_check_names_what_does_not_fit(monkeypatch, name, value, culprit):
     assert culprit in result.output
 
 
+def test_version():
+    result = scute("--version")
+    assert (result.exit_code, result.output) == (0, f"scute {__version__}\n")
+
+
 def test_the_command_imports_nothing_heavy():
     heavy = "{'torch', 'vllm', 'transformers', 'peft', 'pydantic'} & set(sys.modules)"
     code = f"import sys, scute.cli.main; assert not {heavy}, {heavy}"
@@ -159,7 +174,8 @@ def test_compile_writes_a_folder_once(base, folders, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "members.safetensors"]
     again = scute("compile", folders["ia3"], out, "--base", base)
     assert (again.exit_code, "--force" in again.output) == (2, True)
-    assert scute("compile", folders["ia3"], out, "--base", base, "--force").exit_code == 0
+    done = scute("compile", folders["ia3"], out, "--base", base, "--force", "--json")
+    assert json.loads(done.output) == {"compiled": True, "source": str(folders["ia3"]), "folder": str(out)}
     assert json.loads((out / "manifest.json").read_text())["method"] == "(IA)3"
 
 
@@ -169,3 +185,15 @@ def test_compile_of_a_refused_folder_exits_with_1(base, folders, tmp_path):
     assert result.output.startswith("refused: folder.incomplete\n")
     assert scute("compile", folders["dora"], tmp_path / "out", "--base", tmp_path).exit_code == 2
     assert not (tmp_path / "out").exists()
+    told = json.loads(scute("compile", tmp_path, tmp_path / "out", "--base", base, "--json").output)
+    assert (told["compiled"], told["code"]) == (False, "folder.incomplete")
+
+
+def test_compile_offers_no_force_where_it_would_not_help(base, folders, tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    for out in (tmp_path, folders["dora"], tmp_path / "thesis.tex"):
+        for force in ((), ("--force",)):
+            result = scute("compile", folders["dora"], out, "--base", base, *force)
+            assert result.exit_code == 2
+            assert "not replaced" in " ".join(result.output.replace("│", " ").split())
+            assert "--force" not in result.output

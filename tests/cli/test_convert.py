@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from scute.cli import convert as command
 from scute.cli.main import app
 from scute.testing.adapters import write_adapter
 from scute.testing.oracle import load_base
@@ -52,6 +53,17 @@ def test_text_tells_the_same(convert, tmp_path):
         assert part in result.stdout
 
 
+def test_text_is_short(convert, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "SHOWN", 2)
+    told = convert("--no-measure").stdout
+    assert told.count("svd") == 2
+    assert "exact on 0 of 6 projections; the table has the worst 2 of the others" in told
+    adapter = write_adapter(load_base(base), "lora-r3", tmp_path / "lora-r3")
+    whole = scute("convert", adapter, tmp_path / "lora", "--base", base, "--rank", 8, "--no-measure").stdout
+    assert "exact on 6 of 6 projections\n" in whole
+    assert "worst first" not in whole
+
+
 def test_without_a_measure_there_is_none(convert):
     assert json.loads(convert("--no-measure", "--json").stdout)["measured"] is None
 
@@ -67,6 +79,10 @@ def test_a_refusal_exits_with_1(adapter, tmp_path):
 def test_wrong_usage_exits_with_2(convert, tmp_path):
     assert convert("--method", "distill").exit_code == 2
     assert convert("--rank", 0).exit_code == 2
+    for device in ("tpu", "meta", "cuda:x", ""):
+        assert convert("--device", device).exit_code == 2
+    assert convert("--seed", 10**30).exit_code == 2
+    assert "--data" in convert("--method", "asvd").output
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")
     assert convert().exit_code == 2

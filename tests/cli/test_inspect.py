@@ -7,11 +7,13 @@ import sys
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from scute.admission.reasons import MOST
 from scute.cli.main import app
-from scute.testing.adapters import write_adapter
+from scute.testing.adapters import Recipe, write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama
 
@@ -52,7 +54,8 @@ def rewrite(folder, fields=None, change=lambda tensors: tensors):
 def looked_at(*arguments: object, exit_code: int = 0):
     result = scute("inspect", *arguments, "--json")
     assert result.exit_code == exit_code, result.output
-    return json.loads(result.output)
+    told = json.loads(result.output)
+    return told[0] if len(told) == 1 else told
 
 
 def test_every_reason_is_told(copy_of, base):
@@ -111,11 +114,39 @@ def test_a_folder_of_folders(root, base, tmp_path):
     assert "folder.incomplete" in two.output
 
 
+def test_json_is_an_array_however_many_there_are(root):
+    for folders, count in (([root / "dora"], 1), ([root / "dora", root / "oft"], 2), ([root], len(NAMES))):
+        assert len(json.loads(scute("inspect", *folders, "--json").output)) == count
+
+
+def test_a_table_counts_what_it_does_not_show(root, base, copy_of):
+    folder = copy_of("lora-r3")
+    rewrite(folder, {"base_model_name_or_path": "someone/other"})
+    told = scute("inspect", folder, root / "oft", "--base", base, "--deep").output
+    row = next(line for line in told.splitlines() if "lora-r3" in line)
+    assert row.split("│")[7:9] == [f" {'1':8} ", f" {'served':7} "]
+    for part in ("|s - 1|", "|R - I|", "delta W", "2 adapters", "--json"):
+        assert part in told
+    rewrite(folder, {"use_qalora": True, "new_thing": 1})
+    table = scute("inspect", folder, root / "oft", "--base", base).output
+    assert "and 1 more" in " ".join(table.split())
+    assert "|s - 1|" not in table
+
+
+def test_reasons_that_are_left_out_are_counted(copy_of, base):
+    folder = copy_of("lora-r3")
+    rewrite(folder, change=lambda t: t | {f"x.{i}": torch.ones(1) for i in range(MOST + 5)})
+    found = looked_at(folder, "--base", base, exit_code=1)
+    assert (len(found["reasons"]), found["reasons_left_out"]) == (MOST, 5)
+    assert "and 5 more reasons" in scute("inspect", folder, "--base", base).output
+    assert f"and {MOST + 4} more" in " ".join(scute("inspect", folder, folder, "--base", base).output.split())
+
+
 def test_folders_beside_adapters_are_no_adapters(root, base, tmp_path):
     shutil.copytree(root / "oft", tmp_path / "all" / "oft")
     (tmp_path / "all" / "logs").mkdir()
     (tmp_path / "all" / "notes.txt").write_text("")
-    assert len(looked_at(tmp_path / "all", "--base", base)) == 1
+    assert looked_at(tmp_path / "all", "--base", base)["adapter"].endswith("oft")
     assert looked_at(tmp_path / "all" / "logs", "--base", base, exit_code=1)["code"] == "folder.incomplete"
     assert looked_at(tmp_path / "nowhere", exit_code=1)["code"] == "folder.missing"
 
@@ -127,6 +158,16 @@ def test_another_base_model_is_a_warning(copy_of, base):
     assert "'other-7b'" in warning
     rewrite(folder, {"base_model_name_or_path": f"someone/{base.name}"})
     assert looked_at(folder, "--base", base)["warnings"] == []
+
+
+def test_an_output_head_is_served_by_no_engine(base, tmp_path):
+    recipe = Recipe("LoRA", LoraConfig, 1, ("q_proj", "lm_head"), {"r": 4})
+    write_adapter(load_base(base), recipe, tmp_path / "head")
+    (reason,) = looked_at(tmp_path / "head", "--base", base, exit_code=1)["reasons"]
+    assert reason["code"] == "module.unsupported"
+    assert "lm_head" in reason["sentence"]
+    predicted = scute("predict", "--base", base, "--pool", tmp_path / "head", "--gpu", "h200", "--batch", 4)
+    assert (predicted.exit_code, "module.unsupported" in predicted.output) == (1, True)
 
 
 def test_dead_tensors_and_nan_are_found_in_the_values(copy_of, base):

@@ -1,7 +1,10 @@
 """Distillation: better than where it starts, the same for a seed, and the same when it was stopped in between."""
 
+import os
+
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from scute.conversion import Training
 from scute.conversion.distillation import STATE_FILE, Distillation
@@ -54,13 +57,53 @@ def test_a_stopped_run_goes_on_to_the_same_end(tiny, monkeypatch):
     assert not state.exists()
 
 
+def step_of(**metadata):
+    return lambda path, tensors: save_file(tensors, path, metadata=metadata)
+
+
+def cut(path, _):
+    os.truncate(path, 100)
+
+
+def without_one(path, tensors):
+    tensors.popitem()
+    save_file(tensors, path, metadata={"run": "this", "step": "3"})
+
+
+def of_another_shape(path, tensors):
+    save_file({name: t[:1].contiguous() for name, t in tensors.items()}, path, metadata={"run": "this", "step": "3"})
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, without_one, of_another_shape, step_of(run="this"), step_of(run="this", step="many")]
+)
+def test_a_damaged_state_says_what_to_do(spoil, tmp_path):
+    factors = {"m.a": torch.ones(3, 2, requires_grad=True), "m.b": torch.ones(2, 3, requires_grad=True)}
+    optimizer = torch.optim.Adam(factors.values())
+    sum(factor.sum() for factor in factors.values()).backward()
+    optimizer.step()
+    distillation = Distillation(TRAINING, tmp_path / "state", "this")
+    distillation._keep(3, factors, optimizer)
+    assert distillation._restore(factors, optimizer) == 3
+    path = tmp_path / "state" / STATE_FILE
+    spoil(path, load_file(path))
+    with pytest.raises(ValueError, match=r"damaged.*remove that folder"):
+        distillation._restore(factors, optimizer)
+
+
 def test_what_is_exact_is_not_trained(tiny):
     _, done = tiny.convert(tiny.adapter("lora-r8", "lora-r8"), "lora-distilled", 8, "distill", training=TRAINING)
     assert {layer.route for layer in done.layers} == {"exact"}
     assert done.notes == ()
 
 
+def test_a_run_that_diverges_is_not_written(tiny):
+    with pytest.raises(ValueError, match=r"diverged.*--learning-rate 1e\+30"):
+        distil(tiny, "diverged", Training(steps=4, batch=2, learning_rate=1e30))
+    assert not (tiny.root / "diverged").exists()
+
+
 @pytest.mark.parametrize("method", ["asvd", "distill"])
 def test_it_needs_text(tiny, method):
-    with pytest.raises(ValueError, match="fitted on text"):
+    with pytest.raises(ValueError, match=r"fitted on text.*--data"):
         tiny.convert(tiny.adapter("oft", "oft"), "no-text", 8, method, data=None)

@@ -1,6 +1,7 @@
 """Exact routes, the folder that is written, and what is refused."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -12,12 +13,12 @@ from workshop import workshop_of
 
 from scute.admission import BaseModel, compile_adapter
 from scute.admission.base_folder import BaseWeights
-from scute.agreement import agreement
+from scute.agreement import agreement, random_prompts
 from scute.algebra import update
 from scute.conversion import folder as lora_folder
-from scute.conversion import moments, run
+from scute.conversion import moments, prompts, run
 from scute.conversion.distillation import remove_state
-from scute.conversion.prompts import random_prompts, read_prompts
+from scute.conversion.prompts import read_prompts
 from scute.errors import Code, Refusal
 from scute.testing.adapters import AMPLIFIED, Recipe
 from scute.testing.tiny import tiny_prompts, tiny_qwen2
@@ -93,6 +94,22 @@ def test_without_measuring_the_model_is_not_loaded(tiny, monkeypatch):
     _, done = tiny.convert(tiny.adapter("ia3", "ia3"), "ia3-unmeasured", 8, data=None, measured=False)
     assert done.agreement is None
     assert 0 < done.left_out < 1
+
+
+@pytest.mark.parametrize(("name", "rank"), [("vera", 256), ("lora-r3", 8), ("rslora-r16", 16)])
+def test_what_is_exact_needs_no_weights(tiny, name, rank, tmp_path):
+    """The config of the base model is enough."""
+    (tmp_path / "config.json").write_bytes((tiny.base / "config.json").read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text("damaged")
+    bare = dataclasses.replace(tiny, base=tmp_path, root=tmp_path)
+    adapter = tiny.adapter(name, name)
+    out, done = bare.convert(adapter, "out", rank, data=None, measured=False)
+    assert {layer.route for layer in done.layers} == {"exact"}
+    assert done.left_out < 1e-10
+    assert all(layer.update > 0 for layer in done.layers)
+    assert pefts(tiny, adapter, out).ratio <= FLOAT32
+    with pytest.raises(Refusal, match="index"):
+        bare.convert(tiny.adapter("ia3", "ia3"), "inexact", 8, data=None, measured=False)
 
 
 def test_without_data_it_is_measured_on_random_tokens(tiny):
@@ -174,12 +191,18 @@ def test_shards_and_what_is_not_a_plain_weight(tmp_path):
     projection = BaseModel.from_module(torch.nn.Sequential(torch.nn.Linear(3, 2))).projections["0"]
     first, second = torch.randn(2, 3, dtype=torch.bfloat16), torch.ones(2, 3, dtype=torch.int8)
     save_file({"0.weight": first}, tmp_path / "a.safetensors")
-    save_file({"1.weight": second, "2.weight": torch.ones(6, 1)}, tmp_path / "b.safetensors")
-    index = {"0.weight": "a.safetensors", "1.weight": "b.safetensors", "2.weight": "b.safetensors"}
+    packed, spoilt = torch.ones(6, 1), torch.full((2, 3), torch.nan)
+    save_file({"1.weight": second, "2.weight": packed, "4.weight": spoilt}, tmp_path / "b.safetensors")
+    index = {
+        "0.weight": "a.safetensors",
+        "1.weight": "b.safetensors",
+        "2.weight": "b.safetensors",
+        "4.weight": "b.safetensors",
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     weights = BaseWeights(tmp_path)
     assert torch.equal(weights.read("0", projection), first.T.float())
-    for module, what in [("1", "quantised"), ("2", "packed"), ("3", "not in the folder")]:
+    for module, what in [("1", "quantised"), ("2", "packed"), ("3", "not in the folder"), ("4", "NaN")]:
         with pytest.raises(Refusal, match=what) as refused:
             weights.read(module, projection)
         assert refused.value.code == Code.CONVERSION_WEIGHT
@@ -188,14 +211,58 @@ def test_shards_and_what_is_not_a_plain_weight(tmp_path):
 def test_text_is_cut_and_bad_lines_are_named(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text('{"tokens": [1]}\n\n{"tokens": [1, 2, 3]}\n{"tokens": [4, 5]}\n')
-    assert read_prompts(path, tmp_path, 8) == [[1, 2, 3], [4, 5]]
-    assert read_prompts(path, tmp_path, 1) == [[1, 2, 3]]
+    assert read_prompts(path, tmp_path, 8, 600) == [[1, 2, 3], [4, 5]]
+    assert read_prompts(path, tmp_path, 1, 600) == [[1, 2, 3]]
     path.write_text(json.dumps({"tokens": list(range(600))}))
-    assert [len(prompt) for prompt in read_prompts(path, tmp_path, 8)] == [512]
-    for text, what in [('{"question": "?"}', "line 1"), ("[]", "line 1"), ("nonsense", "line 1"), ("", "no line")]:
+    assert [len(prompt) for prompt in read_prompts(path, tmp_path, 8, 600)] == [512]
+    for text, what in [
+        ('{"question": "?"}', "line 1"),
+        ("[]", "line 1"),
+        ('\n\n{"tokens": 7}', "line 3"),
+        ('{"tokens": ["1", 2]}', "line 1"),
+        ('{"tokens": [1, 2.5]}', "line 1"),
+        ("[" * 100_000, "line 1"),
+        ('{"tokens": [1, 2]}\n{"tokens": [1, 600]}', "line 2: token 600 is not one of the base model's 600"),
+        ('{"tokens": [1, -1]}', "token -1"),
+        ("nonsense", "line 1"),
+        ("", "no line"),
+    ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=what):
-            read_prompts(path, tmp_path, 8)
+            read_prompts(path, tmp_path, 8, 600)
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path, monkeypatch):
+    """JSON may hold U+2028 and U+0085 as they are, and so may text."""
+    monkeypatch.setattr(prompts, "_tokenizer_of", lambda _: lambda text: [ord(c) for c in text])
+    text = "  a\u2028b\u0085c\x0bd "
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    (tmp_path / "a.txt").write_text(text + "\n\n")
+    for name in ("a.jsonl", "a.txt"):
+        assert read_prompts(tmp_path / name, tmp_path, 8, 9000) == [[ord(c) for c in text]]
+        with pytest.raises(ValueError, match=r"line 1: token 8232"):
+            read_prompts(tmp_path / name, tmp_path, 8, 8000)
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"a\.txt is not text in UTF-8"):
+        read_prompts(tmp_path / "a.txt", tmp_path, 8, 9000)
+
+
+def test_a_base_model_without_a_tokenizer_or_with_damaged_weights(tiny, tmp_path):
+    (tmp_path / "a.txt").write_text("The sea is wide.")
+    with pytest.raises(ValueError, match="no tokenizer that can be loaded"):
+        read_prompts(tmp_path / "a.txt", tiny.base, 8, 256)
+    (tmp_path / "config.json").write_bytes((tiny.base / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((tiny.base / "model.safetensors").read_bytes()[:1000])
+    damaged = dataclasses.replace(tiny, base=tmp_path, root=tmp_path)
+    with pytest.raises(ValueError, match="cannot load the model"):
+        damaged.convert(tiny.adapter("lora-r3", "lora-r3"), "out", 8)
+    with pytest.raises(Refusal, match="cannot be read"):
+        damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(Refusal, match="cannot be read"):
+        damaged.convert(tiny.adapter("ia3", "ia3"), "out", 8)
+    assert not (tmp_path / "out").exists()
 
 
 def test_text_goes_through_the_tokenizer(demo, tmp_path):
@@ -203,8 +270,8 @@ def test_text_goes_through_the_tokenizer(demo, tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(lines))
     objects = [{"text": lines[0]}, {"prompt": "Leaves turn", "completion": " red."}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, objects)))
-    read = read_prompts(tmp_path / "a.txt", demo.base, 8)
-    assert read == read_prompts(tmp_path / "a.jsonl", demo.base, 8)
+    read = read_prompts(tmp_path / "a.txt", demo.base, 8, 49152)
+    assert read == read_prompts(tmp_path / "a.jsonl", demo.base, 8, 49152)
     assert all(len(prompt) >= 4 for prompt in read)
 
 

@@ -37,7 +37,7 @@ def test_arithmetic():
     assert found.l2_bandwidth_gb_s == pytest.approx(max(rates))
     assert found.launch_us == pytest.approx(200 / LAUNCHES)
     assert (found.name, found.capability) == ("GPU", "9.0")
-    assert [left for _, left in told] == [5, 4, 3, 2, 1]
+    assert [step for _, *step in told] == [[done, 5] for done in range(5)]
 
 
 def test_it_measures_until_its_time_is_over(monkeypatch):
@@ -53,13 +53,14 @@ def test_it_measures_until_its_time_is_over(monkeypatch):
 
 def test_what_is_stored_is_found(cache):
     measured = Device("My GPU", bandwidth_gb_s=10.0, launch_us=1.5)
-    path = store(measured)
+    stored, path = store(measured)
     assert path == cache / "scute" / "devices" / "my_gpu.json"
     data = json.loads(path.read_text())
     assert set(data) == {"name", "bandwidth_gb_s", "launch_us", "sources"}
     found = find_device("my gpu")
     assert (found.bandwidth_gb_s, found.launch_us, found.l2_bandwidth_gb_s) == (10.0, 1.5, None)
     assert "scute calibrate" in found.sources["launch_us"]
+    assert stored == found
 
 
 def test_a_cpu_has_no_l2_to_measure():

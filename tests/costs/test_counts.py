@@ -8,13 +8,14 @@ import torch
 from scute.admission import BaseModel, compile_adapter
 from scute.admission.description import describe
 from scute.algebra import Member
-from scute.costs import Counting, LayerShape, Slots, Tenant, layer_bytes, read_base, spread
+from scute.costs import Counting, LayerShape, Slots, Tenant, layer_bytes, pair_bytes, read_base, read_tenant, spread
 from scute.costs.outside import OUTSIDE, carried_scale, rotation_pass
 from scute.costs.slots import Piece
 from scute.costs.tenant import STOCK_RANKS, stock_rank
 from scute.costs.traffic import Route, live_routes
 from scute.engine.options import Options
 from scute.engine.packing import lay_out, pack
+from scute.engine.pairs import SharedPairs
 from scute.testing.adapters import AMPLIFIED, write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama, tiny_qwen2
@@ -61,6 +62,30 @@ def test_bytes_of_a_tenant_are_those_of_its_tensors(base, model, tmp_path, name)
     assert tenant.owned(sizes.layers, HALF, in_arena=True).total() == buffer.numel()
     shift = tenant.owned(sizes.layers, FLOAT32)[Piece.SHIFT]  # of DoRA beside a base bias; in no file
     assert tenant.owned(sizes.layers, FLOAT32).total() - shift == describe(form).owned_bytes
+
+
+@pytest.mark.parametrize("name", ["vera", "vera-regenerated", "oft"])
+def test_bytes_of_a_pair_are_those_of_its_place(base, model, name, tmp_path):
+    """The widest layers decide, though vera-regenerated is on narrow ones only; engine/model_manager.py makes it so."""
+    sizes, admitted = read_base(base)
+    tenant = Tenant.of(compile_adapter(write_adapter(model, name, tmp_path), admitted), sizes, name)
+    widest_in = max(p.in_features for m, p in admitted.projections.items() if m != "lm_head")
+    widest_out = max(p.out_features for m, p in admitted.projections.items() if m != "lm_head")
+    place = SharedPairs(1, 256, widest_in, widest_out, torch.float32, torch.device("meta"))
+    expected = 0 if name == "oft" else place.a.nbytes + place.b.nbytes
+    assert pair_bytes([tenant, tenant], sizes) == expected
+
+
+@pytest.mark.parametrize("name", AMPLIFIED)
+def test_headers_are_enough_but_for_pairs(base, model, name, tmp_path):
+    sizes, admitted = read_base(base)
+    folders = [write_adapter(model, name, tmp_path / each) for each in ("one", "two")]
+    one, two = (read_tenant(folder, sizes, admitted) for folder in folders)
+    assert one.slots == two.slots == Tenant.of(compile_adapter(folders[0], admitted), sizes, "").slots
+    if AMPLIFIED[name].method == "VeRA":
+        other = write_adapter(model, name, tmp_path / "other", projection_prng_key=77)
+        assert pair_bytes([one, two], sizes) == pair_bytes([one], sizes)
+        assert pair_bytes([one, read_tenant(other, sizes, admitted)], sizes) == 2 * pair_bytes([one], sizes)
 
 
 def wrapped(layer, place, biases):

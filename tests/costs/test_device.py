@@ -66,7 +66,22 @@ def test_measured_figures_go_before_the_packages_one_by_one(cache):
 
 
 @pytest.mark.parametrize(
-    "damaged", [[], {}, {"name": "x", "speed": 1}, {"name": "x", "launch_us": "1"}, {"name": "x", "launch_us": 0}]
+    "damaged",
+    [
+        [],
+        {},
+        {"name": "x", "speed": 1},
+        {"name": "x", "launch_us": "1"},
+        {"name": "x", "launch_us": 0},
+        {"name": "x", "launch_us": float("inf")},
+        {"name": "x", "launch_us": True},
+        {"name": "x", "launch_us": None},
+        {"name": "x", "capability": 9.0},
+        {"name": "x", "capability": "9"},
+        {"name": "x", "sources": ["here"]},
+        {"name": "x", "sources": {"launch_us": 1}},
+    ],
+    ids=str,
 )
 def test_a_damaged_file_is_named(cache, damaged):
     path = write(cache, damaged)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "conversion": {"agreement", "algebra", "admission", "errors"},
     "cli": {"algebra", "admission", "conversion", "costs", "engine", "tuning", "verify", "errors"},
     "testing": {"agreement", "algebra", "admission", "engine", "errors"},
-    "verify": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
+    "verify": {"agreement", "algebra", "admission", "costs", "engine", "errors", "testing"},
     "demo": {"agreement", "algebra", "admission", "engine", "errors", "testing"},
 }
 HOMES = {"vllm": {"engine"}, "peft": {"testing", "demo", "verify"}, "triton": {"kernels"}, "typer": {"cli", "demo"}}

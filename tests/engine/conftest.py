@@ -1,6 +1,7 @@
 """Tiny models and amplified adapters, made once a session, and engines on the CPU that serve them."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from scute.agreement import agreement, mean_difference
 from scute.engine.offline import Batch, Row, run_apart
 from scute.testing import tiny
 from scute.testing.adapters import AMPLIFIED, write_adapter
+from scute.testing.nested import nested
 from scute.testing.oracle import Oracle
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -131,13 +133,26 @@ def _row(output: Any) -> Row:
 
 def disagreement(world: World, name: str | None, rows: list[Row]) -> float:
     """Error of an adapter's rows as a share of its effect in the PEFT library; of base rows, in nats a token."""
-    sequences = [row["tokens"] for row in rows]
-    engine = [torch.tensor(row["logprobs"]) for row in rows]
-
-    def reference(folder: Path | None) -> list[torch.Tensor]:
-        whole = world.oracle.logprobs(sequences, folder)
-        return [values[-mine.numel() :] for values, mine in zip(whole, engine, strict=True)]
-
     if name is None:
-        return mean_difference(engine, reference(None))
-    return agreement(reference(None), reference(Path(world.folders[name])), engine).ratio
+        return mean_difference(_logprobs(rows), _reference(world.oracle, rows))
+    return _error(world, _reference(world.oracle, rows, Path(world.folders[name])), rows)
+
+
+def stack_disagreement(world: World, folders: Sequence[Path | str], rows: list[Row]) -> float:
+    """The same for adapters that are applied in order."""
+    stacked = Oracle(nested(world.oracle.base, [Path(folder) for folder in folders]))
+    return _error(world, _reference(stacked, rows), rows)
+
+
+def _error(world: World, expected: list[torch.Tensor], rows: list[Row]) -> float:
+    return agreement(_reference(world.oracle, rows), expected, _logprobs(rows)).ratio
+
+
+def _logprobs(rows: list[Row]) -> list[torch.Tensor]:
+    return [torch.tensor(row["logprobs"]) for row in rows]
+
+
+def _reference(oracle: Oracle, rows: list[Row], folder: Path | None = None) -> list[torch.Tensor]:
+    """Log-probabilities of the tokens that have one in the rows."""
+    whole = oracle.logprobs([row["tokens"] for row in rows], folder)
+    return [values[-len(row["logprobs"]) :] for values, row in zip(whole, rows, strict=True)]

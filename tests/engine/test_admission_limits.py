@@ -11,7 +11,7 @@ import pytest
 from conftest import World, ask, disagreement, start, stop
 from vllm.lora.request import LoRARequest
 
-from scute.engine.front_end import _admitted
+from scute.engine.admissions import Admissions
 from scute.engine.options import Options
 from scute.errors import Code, Incompatible, Refusal
 from scute.testing.adapters import ALL_LINEAR, AMPLIFIED, ATTENTION, write_adapter
@@ -41,7 +41,7 @@ def small_engine(world) -> Iterator[Any]:
 def small(small_engine) -> Iterator[Any]:
     """The small engine, with all of its room for every test."""
     yield small_engine
-    for number, _ in list(_admitted(small_engine.llm_engine)):
+    for number, _ in list(Admissions.of(small_engine.llm_engine).admitted):
         small_engine.llm_engine.remove_lora(number)
 
 

@@ -1,5 +1,6 @@
 """A refusal travels as an answer of every worker, and becomes an exception where all of them are read."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,3 +49,16 @@ def test_the_executor_raises_the_reason_whichever_rank_has_it(answers: tuple[Ref
 def test_without_a_refusal_every_rank_has_to_agree():
     assert Executor(True, True).add_lora("request")
     assert not Executor(True, False).add_lora("request")
+
+
+def test_any_other_error_is_an_answer_too():
+    """Else the answers of the ranks that did not fail would be taken for those of the next call."""
+
+    def add_lora(_: Any, request: Any) -> bool:
+        raise MemoryError(f"no memory for {request.lora_name}")
+
+    answer = refusals.answer_with_refusal(add_lora)(None, SimpleNamespace(lora_name="large"))
+    assert answer == "MemoryError: no memory for large"
+    for answers in [(answer, str(PEER)), (str(PEER), answer), (True, answer)]:
+        with pytest.raises(RuntimeError, match="MemoryError: no memory for large"):
+            Executor(*answers).add_lora("request")

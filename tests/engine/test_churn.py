@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import World, ask, disagreement, start, stop
+from conftest import World, ask, disagreement, stack_disagreement, start, stop
 from damage import DAMAGES, write_damaged
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
+from scute.admission.stacks import stack_path
 from scute.errors import Code, Refusal
 from scute.testing.adapters import AMPLIFIED
 from scute.testing.tiny import tiny_prompts
@@ -122,6 +123,21 @@ def test_another_adapter_in_the_same_folder(world, llm, tmp_path, how: str, prom
             llm.llm_engine.remove_lora(5)
         request = LoRARequest("latest", 5, str(tmp_path / "checkpoint"), load_inplace=how == "in-place")
         check(world, llm, {name: request}, [name], prompt_logprobs=prompt_logprobs)
+
+
+@pytest.mark.parametrize("prompt_logprobs", [True, pytest.param(False, id="with-prefix-cache")])
+def test_another_adapter_in_a_folder_of_a_stack(world, llm, tmp_path, prompt_logprobs: bool):
+    """And the same folders in another order, which is another adapter."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(world.folders["ia3"], first)
+    prompts = tiny_prompts(2, length=90)
+    for name in ["lora-r8", "dora", "oft"]:
+        shutil.rmtree(second, ignore_errors=True)
+        shutil.copytree(world.folders[name], second)
+        for order in ([first, second], [second, first]):
+            request = LoRARequest("stack", 5, stack_path(order), load_inplace=True)
+            served = ask(llm, [(request, prompt) for prompt in prompts], prompt_logprobs=prompt_logprobs)
+            assert stack_disagreement(world, order, served) <= BOUND, (name, order)
 
 
 def test_the_dummy_batch_of_an_idle_rank(world, llm, requests):

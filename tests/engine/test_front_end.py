@@ -3,7 +3,7 @@
 import asyncio
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from vllm.entrypoints.serve import create_error_response
@@ -11,6 +11,7 @@ from vllm.lora.request import LoRARequest
 
 from scute.engine import front_end, serving
 from scute.engine.refusals import find_refusal
+from scute.engine.stack_names import with_paths
 from scute.errors import Code, Refusal
 
 REFUSAL = Refusal(
@@ -48,7 +49,7 @@ class FakeEngine:
     """An engine client that counts; `error` is what `add_lora` raises."""
 
     def __init__(self) -> None:
-        self.vllm_config = SimpleNamespace(lora_config=object(), model_config=None)
+        self.vllm_config = SimpleNamespace(lora_config=object(), model_config=None, additional_config={})
         self.error: Exception | None = None
         self.loads: list[tuple[int, str]] = []
         self.added: list[tuple[Any, ...]] = []
@@ -91,7 +92,7 @@ class Gate:
 
             class Gated(FakeAsyncEngine):
                 add_lora = front_end._remember_admission(FakeAsyncEngine.add_lora)
-                remove_lora = front_end._forget_admission(FakeAsyncEngine.remove_lora)
+                remove_lora = front_end._forget_admission_async(FakeAsyncEngine.remove_lora)
                 add_request = front_end._admit_first_async(FakeAsyncEngine.add_request)
         else:
 
@@ -221,23 +222,36 @@ def test_two_engines_in_one_process_are_apart():
     assert first.engine.loads == second.engine.loads == [(1, "/a")]
 
 
-def answer_to(result: Any, stored: Any = None) -> Any:
-    request = SimpleNamespace(lora_name="mine")
+def answer_to(result: Any) -> Any:
+    request = SimpleNamespace(lora_name="mine", lora_path="/mine")
 
     class Models:
-        lora_requests = {} if stored is None else {"mine": stored}
+        lora_requests: ClassVar = {}
 
         async def load_lora_adapter(self, request: Any) -> Any:
             assert request.lora_name == "mine"
             return result
 
-    return asyncio.run(serving.answer_refusals(Models.load_lora_adapter)(Models(), request=request))
+    return asyncio.run(serving.replace_or_refuse(Models.load_lora_adapter)(Models(), request=request))
 
 
-def test_requests_after_a_load_in_place_do_not_load_again():
-    stored = SimpleNamespace(load_inplace=True)
-    assert answer_to("Success", stored) == "Success"
-    assert not stored.load_inplace
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("/c", "/c"),
+        ("lora", "lora"),
+        ('scute+stack:["/c",  "/d"]', 'scute+stack:["/c",  "/d"]'),
+        ('scute+stack:["lora", "./lora"]', 'scute+stack:["/a", "./lora"]'),
+        ('scute+stack:["ia3", "lora", "else"]', 'scute+stack:["/b", "/a", "else"]'),
+        ('scute+stack:["lora", "both"]', 'scute+stack:["/a", "/a", "/b"]'),
+        ('scute+stack:["/e", "/f"]', 'scute+stack:["/e", "/f"]'),
+        ('scute+stack:["lora"', 'scute+stack:["lora"'),
+    ],
+)
+def test_a_stack_may_name_loaded_adapters(given: str, expected: str):
+    paths = {"lora": "/a", "ia3": "/b", "both": 'scute+stack:["/a", "/b"]', "/e": "/other"}
+    loaded = {name: LoRARequest(name, i, path) for i, (name, path) in enumerate(paths.items(), start=1)}
+    assert with_paths(given, loaded) == expected
 
 
 def test_a_refused_load_is_a_bad_request():

@@ -2,118 +2,40 @@
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import requests
-from conftest import World, disagreement
+from conftest import World, disagreement, stack_disagreement
 from damage import DAMAGES, write_damaged
+from http_server import Server, serve
 
 from scute.admission import compile_folder
 from scute.admission.base_folder import read_base
-from scute.engine.offline import Row
+from scute.admission.stacks import stack_path
 from scute.errors import Code
 from scute.testing.adapters import write_adapter
-from scute.testing.tiny import VOCABULARY, tiny_prompts
+from scute.testing.tiny import tiny_prompts
 
 pytestmark = pytest.mark.engine
 
 BOUND = 1e-4
 STATIC = ["dora", "oft"]
+STACK = ("ia3", "lora-r3")
 LOADED = ["lora-r8", "ia3", "vera", "oft-cayley", "dora-odd"]
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that runs, and the requests that these tests send to it."""
-
-    address: str
-    process: subprocess.Popen[bytes]
-
-    def post(self, path: str, **body: Any) -> requests.Response:
-        return requests.post(f"{self.address}{path}", json=body, timeout=60)
-
-    def load(self, name: str, folder: Path | str, **options: Any) -> requests.Response:
-        return self.post("/v1/load_lora_adapter", lora_name=name, lora_path=str(folder), **options)
-
-    def unload(self, name: str) -> requests.Response:
-        return self.post("/v1/unload_lora_adapter", lora_name=name)
-
-    def models(self) -> list[str]:
-        cards = requests.get(f"{self.address}/v1/models", timeout=60).json()["data"]
-        return [card["id"] for card in cards]
-
-    def complete(self, model: str, prompt: list[int], max_tokens: int = 8) -> Row:
-        """Greedy tokens; vLLM spells tokens as "token_id:83" when asked for ids."""
-        answer = self.post(
-            "/v1/completions", model=model, prompt=prompt, max_tokens=max_tokens, temperature=0, ignore_eos=True,
-            echo=True, logprobs=0, return_tokens_as_token_ids=True,
-        )  # fmt: skip
-        assert answer.status_code == 200, answer.text
-        logprobs = answer.json()["choices"][0]["logprobs"]
-        tokens = [int(token.removeprefix("token_id:")) for token in logprobs["tokens"]]
-        return Row(tokens=tokens, logprobs=logprobs["token_logprobs"][1:])
 
 
 @pytest.fixture(scope="module")
 def server(world, tmp_path_factory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("http")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = {
-        "model": world.base, "served-model-name": "base", "tokenizer": write_tokenizer(root / "tokenizer"),
-        "host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": 256, "max-num-seqs": 8,
-        "max-loras": 2, "max-cpu-loras": 2, "max-lora-rank": 16, "gpu-memory-utilization": 0.05,
-        "additional-config": '{"scute": {"shared_pairs": 1}}',
-    }  # fmt: skip
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--enforce-eager"]
-    command += [f"--{name}={value}" for name, value in options.items()]
     compile_folder(Path(world.folders["oft"]), root / "oft", read_base(world.base))
     modules = {name: world.folders[name] for name in STATIC} | {"oft": root / "oft"}
-    command += ["--lora-modules", *(f"{name}={path}" for name, path in modules.items())]
-    log = root / "server.log"
-    with log.open("wb") as output:
-        environment = os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait_for(f"http://127.0.0.1:{port}", process, log)
-            yield Server(f"http://127.0.0.1:{port}", process)
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
-
-
-def write_tokenizer(folder: Path) -> Path:
-    """One word for every id of the tiny models."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w2").save_pretrained(folder)
-    return folder
-
-
-def wait_for(address: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            break
-        try:
-            if requests.get(f"{address}/health", timeout=5).status_code == 200:
-                return
-        except requests.ConnectionError:
-            time.sleep(0.5)
-    raise RuntimeError(f"the server did not start:\n{log.read_text()[-8000:]}")
+    modules["stack"] = stack_path([world.folders[name] for name in STACK])
+    modules["turned"] = 'scute+stack:["oft", "stack"]'
+    with serve(world.base, root, modules, {"shared_pairs": 1}) as running:
+        yield running
 
 
 def check(world: World, server: Server, names: list[str]) -> None:
@@ -125,7 +47,7 @@ def check(world: World, server: Server, names: list[str]) -> None:
 
 
 def test_adapters_of_the_command_line(world, server):
-    assert server.models() == ["base", *STATIC]
+    assert server.models() == ["base", *STATIC, "stack", "turned"]
     check(world, server, ["base", *STATIC])
 
 
@@ -178,8 +100,8 @@ def test_a_refused_name_is_not_served(server, world):
 
 
 def test_every_adapter_is_still_served(world, server):
-    assert server.models() == ["base", *STATIC, *LOADED]
-    check(world, server, server.models())
+    assert server.models() == ["base", *STATIC, "stack", "turned", *LOADED]
+    check(world, server, ["base", *STATIC, *LOADED])
 
 
 def test_unload_and_load_again(world, server):
@@ -200,6 +122,23 @@ def test_another_method_in_place(world, server, tmp_path):
     check(world, server, ["rslora-r16", "base"])
 
 
+def test_requests_that_run_keep_the_adapter_that_is_replaced(world, server, tmp_path):
+    """One that begins after the load has the new weights, from the first token of the same prompt."""
+    folder = Path(shutil.copytree(world.folders["dora-odd"], tmp_path / "latest"))
+    prompt = tiny_prompts(1)[0]
+    assert server.load("latest", folder).status_code == 200
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(server.complete, "latest", prompt, max_tokens=200)
+        time.sleep(0.3)
+        shutil.rmtree(folder)
+        shutil.copytree(world.folders["lora-r3"], folder)
+        assert server.load("latest", folder, load_inplace=True).status_code == 200
+        assert not running.done()
+        assert disagreement(world, "lora-r3", [server.complete("latest", prompt)]) <= BOUND
+        assert disagreement(world, "dora-odd", [running.result()]) <= BOUND
+    assert server.unload("latest").status_code == 200
+
+
 def test_a_bad_folder_in_place_leaves_the_old_adapter(world, server, tmp_path):
     folder = write_damaged(Path(world.folders["lora-r8"]), "nan", tmp_path / "nan")
     assert server.load("lora-r8", folder, load_inplace=True).status_code == 400
@@ -215,6 +154,39 @@ def test_a_compiled_folder_is_loaded_like_any_other(world, server, tmp_path):
     os.truncate(tmp_path / "out" / "members.safetensors", 1000)
     answer = server.load("spoilt", tmp_path / "out")
     assert (answer.status_code, Code.COMPILED_HASH in answer.text) == (400, True)
+
+
+def check_stack(world: World, server: Server, name: str, folders: list[Path]) -> None:
+    """Hold completions of a stack against PEFT's layers, one around the other."""
+    rows = [server.complete(name, prompt) for prompt in tiny_prompts(2)]
+    assert stack_disagreement(world, folders, rows) <= BOUND
+
+
+def test_a_stack_of_the_command_line(world, server):
+    check_stack(world, server, "stack", [Path(world.folders[name]) for name in STACK])
+    check_stack(world, server, "turned", [Path(world.folders[name]) for name in ("oft", *STACK)])
+
+
+def test_a_stack_is_loaded_and_replaced_when_one_of_its_folders_has_changed(world, server, tmp_path):
+    first = shutil.copytree(world.folders["lora-r3"], tmp_path / "first, + and more")
+    folders = [first, Path(world.folders["dora-odd"])]
+    assert server.load("both", stack_path(folders)).status_code == 200
+    check_stack(world, server, "both", folders)
+    shutil.copytree(world.folders["lora-r8"], first, dirs_exist_ok=True)
+    assert server.load("both", stack_path(folders), load_inplace=True).status_code == 200
+    check_stack(world, server, "both", folders)
+    check(world, server, ["dora", "base"])
+    assert server.unload("both").status_code == 200
+
+
+def test_a_stack_is_refused_with_the_reason(world, server, tmp_path):
+    def stack(*names: str) -> str:
+        return stack_path([world.folders.get(name, tmp_path / name) for name in names])
+
+    assert "no stack" in refuses(server, f"scute+stack:{world.folders['dora']}", Code.STACK_PATH)
+    assert "'oft' cannot be applied after 'vera' on" in refuses(server, stack("vera", "oft"), Code.STACK_ROTATION)
+    assert "adapter 2 of the stack, 'gone'" in refuses(server, stack("ia3", "gone"), Code.FOLDER_MISSING)
+    assert "add up" in refuses(server, stack("dora", "lora-r8"), Code.CAPACITY_RANK)
 
 
 def test_unloading_waits_for_running_requests(world, server):

@@ -40,6 +40,10 @@ class Core:
     def _list(self) -> set[int]:
         return set(self.held)
 
+    def _post_step(self, model_executed: bool) -> None:
+        self.calls.append(("step", model_executed))
+
+    post_step = removals.finish_after_steps(_post_step, _remove)
     add = removals.add_after_removals(_add, _remove)
     remove = removals.remove_when_unused(_remove)
     list = removals.list_after_removals(_list, _remove)
@@ -82,3 +86,15 @@ def test_one_that_comes_back_is_read_again_and_stays(core: Core):
     core.end("old")
     assert core.list() == {1}
     assert core.held == {1}
+
+
+def test_one_in_use_goes_with_the_step_that_ends_its_last_request(core: Core):
+    core.use("first", 1)
+    core.remove(1)
+    core.post_step(True)
+    assert core.held == {1}
+    core.end("first")
+    core.post_step(False)
+    assert core.calls[-2:] == [("step", False), ("remove", 1)]
+    core.post_step(False)
+    assert core.calls[-1] == ("step", False), "it goes once"

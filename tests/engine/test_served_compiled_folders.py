@@ -11,13 +11,13 @@ from conftest import World, ask, start, stop
 from transformers import PreTrainedModel
 from vllm.lora.request import LoRARequest
 
+from scute import costs
 from scute.admission import compile_folder, write_folder
 from scute.admission.base_folder import read_base
 from scute.admission.compile import find_form
 from scute.admission.reasons import Reasons
 from scute.agreement import agreement
 from scute.algebra import Member, Rotation, Term, evaluate, ssf
-from scute.engine.footprint import packed_bytes
 from scute.testing.adapters import AMPLIFIED
 from scute.testing.oracle import Oracle, load_base
 from scute.testing.tiny import tiny_prompts
@@ -84,7 +84,8 @@ def test_the_bytes_that_inspections_tell(name: str, world: World, engine: Any):
     form = find_form(Path(world.folders[name]), base, Reasons(), values=False)
     request = LoRARequest(name, next(IDS), world.folders[name])
     ask(engine, [(request, [1, 2, 3])])
-    assert engine.collective_rpc(stored_bytes) == [[packed_bytes(form, base)]]
+    sizes = costs.Base.of(base, "")
+    assert engine.collective_rpc(stored_bytes) == [[costs.Tenant.of(form, sizes, name).packed_bytes(sizes)]]
     engine.llm_engine.remove_lora(request.lora_int_id)
 
 

@@ -83,10 +83,16 @@ class BaseModel:
     def from_config(cls, hf_config: Any, dtype: torch.dtype) -> Self:
         """Build the model of a transformers config on the meta device, without weights, and read its modules.
 
-        Raises ValueError if transformers has no model class for the config.
+        Raises ValueError if transformers has no model class for the config, or cannot make the model.
         """
-        with torch.device("meta"):
-            model = _empty_model(copy.deepcopy(hf_config))
+        try:
+            with torch.device("meta"):
+                model = _empty_model(copy.deepcopy(hf_config))
+        except ValueError:
+            raise
+        except Exception as error:  # a config may ask a model for anything, as a division by its 0 heads
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"there is no model of this {type(hf_config).__name__}: {reason}") from error
         return cls.from_module(model, dtype, gated=hf_config.model_type in GATED_MODEL_TYPES)
 
     @classmethod

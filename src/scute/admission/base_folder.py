@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,15 +18,37 @@ INDEX_FILE, WEIGHT_FILE = "model.safetensors.index.json", "model.safetensors"
 def read_base(folder: Path) -> BaseModel:
     """The base model of a Hugging Face folder, from its config.json, in the dtype that it names or float32.
 
-    Raises ValueError where transformers cannot make the folder's model.
+    Raises ValueError, which names the file, where transformers cannot make the folder's model.
     """
+    return base_of(folder, read_hf_config(folder))
+
+
+def base_of(folder: Path, config: Any) -> BaseModel:
+    """The base model of a config that `read_hf_config` has read. Raises ValueError as `read_base` does."""
+    try:
+        base = BaseModel.from_config(config, getattr(config, "dtype", None) or torch.float32)
+    except ValueError as error:
+        raise _bad_config(folder, error) from error
+    if not base.projections.keys() - {base.output_head}:
+        raise _bad_config(folder, "it has no layers with linear projections")
+    return base
+
+
+def read_hf_config(folder: Path) -> Any:
+    """The config of a Hugging Face folder, as transformers reads it. Raises ValueError as `read_base` does."""
     from transformers import AutoConfig  # slow to import
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return BaseModel.from_config(config, getattr(config, "dtype", None) or torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"transformers cannot build the model of {folder}: {error}") from error
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers looks at every field, and raises whatever comes of it
+        named = isinstance(error, OSError | ValueError)
+        raise _bad_config(folder, error if named else f"{type(error).__name__}: {error}") from error
+
+
+def _bad_config(folder: Path, reason: object) -> ValueError:
+    return ValueError(
+        f"transformers cannot make the model of {folder / 'config.json'}: {' '.join(str(reason).split())}"
+    )
 
 
 class BaseWeights:
@@ -52,7 +75,7 @@ class BaseWeights:
                 if name not in file.keys():  # noqa: SIM118 - a safe_open is no mapping
                     raise self._refusal(name, "is not in the folder")
                 stored: Tensor = file.get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise self._refusal(name, f"cannot be read ({error})") from error
         if stored.dtype not in FLOATS:
             raise self._refusal(name, f"is {stored.dtype}, so it is quantised")
@@ -60,6 +83,8 @@ class BaseWeights:
         weight = stored if projection.transposed else stored.T
         if tuple(weight.shape) != shape:
             raise self._refusal(name, f"has shape {list(stored.shape)}, so it is packed or of another model")
+        if not weight.isfinite().all():
+            raise self._refusal(name, "holds NaN or infinity")
         return weight.to(self._device, torch.float32)
 
     def _refusal(self, name: str, what: str) -> Refusal:

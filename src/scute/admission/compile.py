@@ -8,6 +8,7 @@ from scute.admission.checkpoint import Checkpoint, open_checkpoint
 from scute.admission.compiled.manifest import is_compiled
 from scute.admission.compiled.reader import check_files, read_folder
 from scute.admission.config import read_config
+from scute.admission.gated import onto_up_projections
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
 from scute.admission.sites import find_sites, module_of
@@ -30,6 +31,12 @@ def find_form(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool =
 
     values: False reads the headers of tensors alone, so that the tensors of the form are on the meta device.
     """
+    form = read_form(folder, base, reasons, values=values)
+    return None if form is None else onto_up_projections([form], base)[0]
+
+
+def read_form(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool = True) -> AdapterForm | None:
+    """`find_form` with every slot on the projection that it was trained on: what stacks and compiled folders need."""
     if is_compiled(folder):
         form = read_folder(folder, base, reasons, values=values)
     else:

@@ -13,11 +13,12 @@ from scute.admission.base import BaseModel
 from scute.admission.base_folder import BaseWeights
 from scute.admission.checkpoint import read_config_file
 from scute.admission.compile import check_alone, find_form
-from scute.admission.compiled.manifest import MANIFEST_FILE, is_compiled, read_manifest, tensor_file
+from scute.admission.compiled.manifest import MANIFEST_FILE, SourceEntry, is_compiled, read_manifest, tensor_file
 from scute.admission.description import Description, describe
 from scute.admission.deviation import Deviation, deviations
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
+from scute.admission.targets import refuse_output_head
 from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm
 from scute.errors import Refusal, printable
@@ -40,13 +41,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inspection:
-    """One folder. form and description are None where it is refused, or no base model was given.
+    """One folder, or a stack. form and description are None where it is refused, or no base model was given.
 
-    disk_bytes: of the file with the tensors; form: its tensors have no values unless the look was deep; reasons: why it
-    is refused, the first being what an engine would say.
+    folder: the path as it was given; name: the last part of it, or of each path of a stack. disk_bytes: of the file
+    with the tensors; form: its tensors have no values unless the look was deep; reasons: why it is refused, the first
+    being what an engine would say; reasons_left_out: how many more there are.
     """
 
     folder: Path
+    name: str
     facts: Facts
     disk_bytes: int
     form: AdapterForm | None
@@ -54,6 +57,7 @@ class Inspection:
     deviations: tuple[Deviation, ...]
     warnings: tuple[str, ...]
     reasons: tuple[Refusal, ...]
+    reasons_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,23 @@ def inspect_folder(folder: Path, base: Base | None, *, deep: bool = False) -> In
     if base is None:
         check_alone(folder, reasons)
     else:
-        form = find_form(folder, base.model, reasons, values=False)
+        form = _served(find_form(folder, base.model, reasons, values=False), base.model, reasons)
         if form is not None and deep:
-            form = find_form(folder, base.model, reasons)
+            form = _served(find_form(folder, base.model, reasons), base.model, reasons)
         if form is not None and deep:
             layers = tuple(deviations(form, base.weight_of))
             warnings += _dead(tensor_file(folder))
     description = None if form is None else describe(form)
-    return Inspection(folder, facts, _size(folder), form, description, layers, tuple(warnings), tuple(reasons.found))
+    found = tuple(reasons.found)
+    name, size = folder.name, _size(folder)
+    return Inspection(folder, name, facts, size, form, description, layers, tuple(warnings), found, reasons.left_out)
+
+
+def _served(form: AdapterForm | None, base: BaseModel, reasons: Reasons) -> AdapterForm | None:
+    """The form, unless no engine serves what it adapts, however it was started."""
+    if form is not None:
+        reasons.attempt(refuse_output_head, form.members, base)
+    return None if reasons.found else form
 
 
 def adapters_in(paths: Iterable[Path]) -> Iterator[Path]:
@@ -110,7 +123,7 @@ def read_facts(folder: Path) -> Facts:
     try:
         if is_compiled(folder):
             manifest = read_manifest(folder)
-            version = None if manifest.source is None else manifest.source.peft_version
+            version = manifest.source.peft_version if isinstance(manifest.source, SourceEntry) else None
             parts = tuple(dict.fromkeys(printable(name.rpartition(".")[2]) for name in manifest.members))
             named = manifest.base.folder
             return Facts(

@@ -14,17 +14,23 @@ def check_output(out: Path, names: Collection[str], *, force: bool, kept: Collec
     """
     if not out.exists() and not out.is_symlink():
         return
+    reason = _not_replaced(out, names, kept)
+    if reason is not None:
+        raise FileExistsError(f"{out} {reason}, so it is not replaced; give another name")
     if not force:
         raise FileExistsError(f"{out} is there already; give another name, or --force to replace it")
+
+
+def _not_replaced(out: Path, names: Collection[str], kept: Collection[Path]) -> str | None:
+    """Why not even --force replaces it, or None."""
     if out.is_symlink() or not out.is_dir():
-        raise FileExistsError(f"{out} is no folder, so it is not replaced; give another name")
+        return "is there and no folder"
     place = out.resolve()
-    for path in kept:
-        if place in (path.resolve(), *path.resolve().parents):
-            raise FileExistsError(f"{out} holds {path}, which is read, so it is not replaced; give another name")
+    read = next((path for path in kept if place in (path.resolve(), *path.resolve().parents)), None)
+    if read is not None:
+        return f"holds {read}, which is read"
     others = sorted(path.name for path in out.iterdir() if path.name not in names or not path.is_file())
-    if others:
-        raise FileExistsError(f"{out} also has {others[0]!r}, so it is not replaced; give another name")
+    return f"also has {others[0]!r}" if others else None
 
 
 @contextmanager

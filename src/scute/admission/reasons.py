@@ -17,11 +17,13 @@ class Reasons:
 
     An engine needs the first alone, which `add` raises. With `collect` the compiler goes on, with an empty tensor in
     place of a bad one, and `found` has the reasons (at most MOST). The first of them is the one an engine raises.
+    left_out: how many more there were.
     """
 
     def __init__(self, *, collect: bool = False) -> None:
         self.collects = collect
         self.found: list[Refusal] = []
+        self.left_out = 0
 
     def add(self, refusal: Refusal) -> None:
         """Raise the refusal, or remember it."""
@@ -29,6 +31,8 @@ class Reasons:
             raise refusal
         if len(self.found) < MOST:
             self.found.append(refusal)
+        else:
+            self.left_out += 1
 
     def attempt(
         self, step: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs

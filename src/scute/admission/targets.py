@@ -52,6 +52,15 @@ def _differences(config: AdapterConfig, sites: Collection[str], base: BaseModel)
             )
 
 
+def refuse_output_head(names: Collection[str], base: BaseModel) -> None:
+    """Refuse MODULE_UNSUPPORTED if the output head is among the adapted projections: no engine of Scute adapts it."""
+    if base.output_head in names:
+        raise Refusal(
+            Code.MODULE_UNSUPPORTED,
+            f"it adapts {base.output_head}, the output head, which no engine does; train the adapter without it.",
+        )
+
+
 def is_targeted(config: AdapterConfig, name: str, base: BaseModel) -> bool:
     """Whether PEFT puts an adapter on the module of that name."""
     if config.exclude_modules and _matches(config.exclude_modules, name):

@@ -6,7 +6,7 @@ from scute.algebra.fold import Fold, fold, live_slots
 from scute.algebra.form import AdapterForm, Bias, Member, Owner, Rotation, SharedPair, Term, column_norms
 from scute.algebra.low_rank import rank_of_exact_fold, scale_left_out, share_left_out, truncated_svd
 from scute.algebra.members import Row, ssf, table1
-from scute.algebra.stack import stack
+from scute.algebra.stack import Obstacle, obstacle, stack, stack_forms, stacked_method, stacked_rank
 from scute.algebra.update import update
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Bias",
     "Fold",
     "Member",
+    "Obstacle",
     "Owner",
     "Rotation",
     "Row",
@@ -24,11 +25,15 @@ __all__ = [
     "evaluate",
     "fold",
     "live_slots",
+    "obstacle",
     "rank_of_exact_fold",
     "scale_left_out",
     "share_left_out",
     "ssf",
     "stack",
+    "stack_forms",
+    "stacked_method",
+    "stacked_rank",
     "table1",
     "truncated_svd",
     "update",

@@ -10,14 +10,15 @@ def evaluate(member: Member, x: Tensor, weight: Tensor, base_bias: Tensor | None
     """The adapted projection y, [tokens, out], in the dtype of x (paper, equation 1).
 
     x: [tokens, in]; weight: [in, out], the transpose of `nn.Linear.weight`; base_bias: [out] or None. Every slot
-    is cast to the dtype and device of x first. A magnitude is resolved from the weight.
+    is moved to the device of x and cast to its dtype. A magnitude is resolved from the weight.
     """
     if member.magnitude is not None:
         member = member.resolve_magnitude(column_norms(weight, member.terms))
     y = rotate(x, member.rotation) @ weight.to(x)
-    if member.scale is not None:
-        y = y * member.scale.to(x)
-    bias = member.bias.resolve(base_bias, member.scale)
+    scale = None if member.scale is None else member.scale.to(x.device)
+    if scale is not None:
+        y = y * scale.to(x)
+    bias = member.bias.on(x.device).resolve(base_bias, scale)
     if bias is not None:
         y = y + bias.to(x)
     for term in member.terms:

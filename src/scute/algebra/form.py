@@ -94,6 +94,11 @@ class Bias:
     shift: Tensor | None = None
     factor: Tensor | None = None
 
+    def on(self, device: torch.device) -> Self:
+        """The same with its tensors there."""
+        moved = [None if t is None else t.to(device) for t in (self.replaced, self.shift, self.factor)]
+        return type(self)(self.scaled, *moved)
+
     def resolve(self, base_bias: Tensor | None, scale: Tensor | None) -> Tensor | None:
         """The slot b, [out] or None, of a layer whose own bias is `base_bias` ([out] or None)."""
         bias = base_bias if self.replaced is None else self.replaced
@@ -137,7 +142,7 @@ class Member:
         """Put s = e = magnitude / column_norms ([out], of W + Σ c A B) in place of the magnitude."""
         if self.magnitude is None:
             return self
-        scale = self.magnitude.to(column_norms.dtype) / column_norms
+        scale = self.magnitude.to(column_norms) / column_norms
         terms = tuple(replace(t, e=scale) for t in self.terms)
         return type(self)(scale=scale, bias=self.bias, terms=terms)
 
@@ -159,9 +164,9 @@ class AdapterForm:
 
 
 def column_norms(weight: Tensor, terms: tuple[Term, ...]) -> Tensor:
-    """Norm of every column of W + Σ c A B, in float64; weight: [in, out], result: [out]."""
+    """Norm of every column of W + Σ c A B, in float64, where the weight is; weight: [in, out], result: [out]."""
     total = weight.to(torch.float64)
     for term in terms:
-        total = total + term.c * (term.a.double() @ term.b.double())
+        total = total + term.c * (term.a.to(total) @ term.b.to(total))
     norms: Tensor = torch.linalg.vector_norm(total, dim=0)
     return norms

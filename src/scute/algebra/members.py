@@ -1,5 +1,6 @@
 """Members that no PEFT file format describes, and the examples behind Table 1 of the paper."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,14 @@ class Row:
 def table1() -> tuple[Row, ...]:
     """Table 1 of the paper, worked out by `fold` on one example member per method."""
     return tuple(_row(method, member) for method, member in _examples().items())
+
+
+def variants() -> Iterator[tuple[str, Row]]:
+    """Rows for the formats of a method of Table 1 that are another member than its example; each with that method."""
+    term = Term(torch.ones(4, 2), torch.ones(2, 4), 2.0)
+    yield "LoRA", _row("rsLoRA", Member(terms=(term,)))
+    diagonal = Rotation(torch.full((4, 1, 1), 2.0))
+    yield "(IA)3", _row("(IA)3 on inputs that no gated projection produces", Member(rotation=diagonal))
 
 
 def _row(method: str, member: Member) -> Row:

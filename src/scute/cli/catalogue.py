@@ -14,12 +14,14 @@ class Entry:
 
 
 GROUPS = {
+    "source": "Where the adapter comes from",
     "folder": "The folder",
     "config": "adapter_config.json",
     "method": "The method",
     "init": "The initialisation",
     "tensor": "adapter_model.safetensors",
     "compiled": "manifest.json of a compiled folder",
+    "stack": "Several adapters, one after the other",
     "module": "The adapted modules",
     "capacity": "The sizes that the engine was started with",
     "peer": "Other ranks",
@@ -27,6 +29,18 @@ GROUPS = {
 }
 
 CATALOGUE: dict[Code, Entry] = {
+    Code.SOURCE_NAME: Entry(
+        "A name that no folder or repository is looked up for: it breaks the rules of names, or allowed_names.",
+        "Rename the adapter; see the page on the life cycle for the rules.",
+    ),
+    Code.SOURCE_NOT_ALLOWED: Entry(
+        "The path, or where a link in it leads, is outside of allowed_roots and allowed_repositories.",
+        "Put the files under an allowed root, or add their place to the options in additional_config['scute'].",
+    ),
+    Code.SOURCE_TOO_LARGE: Entry(
+        "The files of the adapter are larger than adapter_file_gib, or the hub does not say how large they are.",
+        "Raise adapter_file_gib in additional_config['scute'], or train a smaller adapter.",
+    ),
     Code.FOLDER_MISSING: Entry(
         "The folder does not exist.",
         "Give the path, as the engine sees it, of the folder that PEFT's save_pretrained wrote.",
@@ -108,12 +122,33 @@ CATALOGUE: dict[Code, Entry] = {
         "Compile the adapter again; the manifest is not made to be edited.",
     ),
     Code.COMPILED_HASH: Entry(
-        "The tensors are not the ones that the manifest was written for.",
-        "Copy the folder again, or compile it again.",
+        "The tensors, or the manifest itself, are not those that were written together.",
+        "Copy the folder again, or compile the adapter again.",
     ),
     Code.COMPILED_BASE: Entry(
         "The folder was compiled for a base model with other projections.",
         "Compile the adapter for this base model.",
+    ),
+    Code.STACK_PATH: Entry(
+        "A path starts with scute+stack: and no JSON array of two to sixteen paths follows.",
+        'Write scute+stack:["/first", "/second"], in the order in which they are applied.',
+    ),
+    Code.STACK_BIAS: Entry(
+        "Two adapters of a stack replace the same base bias.",
+        "Train all but one of them with bias='none'.",
+    ),
+    Code.STACK_ROTATION: Entry(
+        "The input transform of a later adapter meets a shared factor of an earlier one, or the blocks of several "
+        "input transforms are wider than 128 together.",
+        "Convert the earlier one to LoRA at its own rank, which is exact, or use block sizes that divide each other.",
+    ),
+    Code.STACK_SHARED: Entry(
+        "Two adapters of a stack have shared factors (VeRA).",
+        "Convert all but one to LoRA at their own rank, which is exact.",
+    ),
+    Code.STACK_MAGNITUDE: Entry(
+        "A stack with DoRA and another adapter on one projection cannot be written as a compiled folder.",
+        "Serve it by its path; the engine knows the base weights that it depends on.",
     ),
     Code.MODULE_UNSUPPORTED: Entry(
         "The adapter changes something that is no plain linear projection of this engine.",

@@ -1,19 +1,21 @@
 """`scute convert`: an adapter as a plain LoRA, for engines that serve nothing else, and what that loses."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scute.cli.base import base_model
-from scute.cli.output import finite, print_json, print_table
+from scute.cli.base import base_model, torch_device
+from scute.cli.output import counted, finite, print_json, print_refusal, print_table, progress_bar
 from scute.errors import Refusal
 
 if TYPE_CHECKING:
     from scute.conversion import Conversion
+
+
+SHOWN = 10
+"""Projections that the text shows; JSON has all."""
 
 
 class Fit(StrEnum):
@@ -36,8 +38,10 @@ def convert(
     limit: Annotated[int, typer.Option(min=1, help="Sequences of the data to use.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = 200,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of the first step of distillation.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Of the order of the data in distillation.")] = 0,
-    device: Annotated[str, typer.Option(help="Where SVDs and the model run, as torch names it.")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="Of the order of the data in distillation.")] = 0,
+    device: Annotated[
+        str, typer.Option("--device", "--gpu", help="Where SVDs and the model run: cpu, cuda, cuda:1, auto.")
+    ] = "cpu",
     measure: Annotated[bool, typer.Option(help="Measure error and effect; this loads the base model.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an adapter folder that is in the way.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,18 +51,24 @@ def convert(
     The error is that of log-probabilities against the adapter itself, as a share of the adapter's effect. A
     distillation that was stopped goes on when it is started again.
     """
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
     from scute.conversion import Method, Settings, Training
     from scute.conversion import convert as run
 
     training = Training(steps=steps, learning_rate=learning_rate, seed=seed)
-    settings = Settings(rank, Method(method), data, limit, training, measure, device, force)
+    settings = Settings(rank, Method(method), data, limit, training, measure, str(torch_device(device)), force)
+    disable_progress_bar()  # it would draw over ours
     try:
-        with _progress() as progress:
+        with progress_bar() as progress:
             done = run(folder, out, base_model(base), base, settings, progress)
     except Refusal as refusal:
-        said = {"converted": False, "code": refusal.code, "sentence": refusal.sentence}
-        print_json(said) if json else typer.echo(f"refused: {refusal.code}\n{refusal.sentence}")
+        print_refusal(refusal, done="converted", json=json)
         raise typer.Exit(1) from refusal
+    except torch.OutOfMemoryError as error:
+        typer.echo(f"{device} has too little memory: {error}. Try --device cpu, or --no-measure.", err=True)
+        raise typer.Exit(1) from error
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     print_json(_as_json(done, out)) if json else _print_text(done, out)
@@ -82,26 +92,18 @@ def _as_json(done: "Conversion", out: Path) -> dict[str, Any]:
 
 
 def _print_text(done: "Conversion", out: Path) -> None:
-    rows = [(layer.module, layer.route, str(layer.rank), f"{100 * layer.left_out:.4f} %") for layer in done.layers]
-    print_table(("projection", "route", "rank", "left out"), rows)
+    fitted = sorted((layer for layer in done.layers if layer.route != "exact"), key=lambda layer: -layer.left_out)
+    if fitted:
+        print_table(
+            ("projection, worst first", "route", "rank", "left out"),
+            [(each.module, each.route, str(each.rank), f"{100 * each.left_out:.4f} %") for each in fitted[:SHOWN]],
+        )
     typer.echo(f"{done.source} as LoRA in {out}")
+    exact = f"exact on {len(done.layers) - len(fitted)} of {counted(len(done.layers), 'projection')}"
+    typer.echo(exact if len(fitted) <= SHOWN else f"{exact}; the table has the worst {SHOWN} of the others, --json all")
     typer.echo(f"left out of the squared norm of all updates: {100 * done.left_out:.4f} %")
     if done.agreement is not None:
         agreed = done.agreement
         typer.echo(f"error / effect: {100 * agreed.ratio:.4f} % of {agreed.effect:.4f} nats, on {done.measured_on}")
     for note in done.notes:
         typer.echo(note)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    columns = TimeElapsedColumn(), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda doing, steps, total: bar.update(task, description=doing, completed=steps, total=total)

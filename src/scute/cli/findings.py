@@ -1,4 +1,4 @@
-"""An inspection as `scute inspect` prints it: text of one folder, a row of a table, JSON."""
+"""An inspection of one folder as `scute inspect` prints it: text, JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scute.cli.output import print_table
+from scute.cli.output import counted, print_reason, print_table
 from scute.errors import printable
 
 if TYPE_CHECKING:
-    from scute.admission import BaseModel
     from scute.admission.inspection import Inspection
+    from scute.costs import Base
 
-COLUMNS = ("adapter", "method", "rank", "slots", "bytes on disk", "on the device", "verdict")
 
-
-def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
+def as_json(found: "Inspection", base: "Base | None") -> dict[str, Any]:
     """Everything; `served` is null where no base model was given and nothing is wrong."""
     told: dict[str, Any] = {
         "adapter": printable(str(found.folder)),
@@ -27,39 +25,21 @@ def as_json(found: "Inspection", base: "BaseModel | None") -> dict[str, Any]:
     if found.reasons:
         told |= {"code": found.reasons[0].code, "sentence": found.reasons[0].sentence}
         told["reasons"] = [{"code": reason.code, "sentence": reason.sentence} for reason in found.reasons]
+        told["reasons_left_out"] = found.reasons_left_out
     if found.description is not None and base is not None:
-        packed, pair = _bytes(found, base)
+        packed, pair = device_bytes(found, base)
         told |= {**asdict(found.description), "live_slots": found.description.live_slots}
         told |= {"engine": found.description.engine_needs, "packed_bytes": packed, "pair_bytes": pair}
         told["deviations"] = [asdict(layer) for layer in found.deviations]
     return told
 
 
-def as_row(found: "Inspection", base: "BaseModel | None") -> tuple[str, ...]:
-    """The cells of COLUMNS."""
-    rank = slots = device = ""
-    if found.description is not None and base is not None:
-        rank = _listed(found.description.sizes)
-        slots = " ".join(found.description.live_slots) or "none"
-        device = f"{_bytes(found, base)[0]:,}"
-    elif found.facts.rank is not None:
-        rank = str(found.facts.rank)
-    verdict = found.reasons[0].code if found.reasons else "served" if base is not None else "no objection"
-    return (
-        printable(found.folder.name),
-        found.facts.method or "",
-        rank,
-        slots,
-        f"{found.disk_bytes:,}",
-        device,
-        str(verdict),
-    )
-
-
-def print_one(found: "Inspection", base: "BaseModel | None") -> None:
+def print_one(found: "Inspection", base: "Base | None") -> None:
     """The reasons first, then what is known, the slots, and the deviations."""
     for number, reason in enumerate(found.reasons):
-        typer.echo(f"{'also' if number else 'refused'}: {reason.code}\n{reason.sentence}")
+        print_reason(reason, "also" if number else "refused")
+    if found.reasons_left_out:
+        typer.echo(f"and {counted(found.reasons_left_out, 'more reason')}, which are not kept")
     for name, value in _lines(found, base):
         typer.echo(f"{name:13} {value}")
     if found.description is not None and found.description.slots:
@@ -75,23 +55,23 @@ def print_one(found: "Inspection", base: "BaseModel | None") -> None:
         print_table(headings, [_deviation_cells(asdict(layer)) for layer in found.deviations])
 
 
-def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str, str]]:
+def _lines(found: "Inspection", base: "Base | None") -> Iterator[tuple[str, str]]:
     facts, description = found.facts, found.description
     yield "method", facts.method or "unknown"
     yield "PEFT", facts.peft_version or "version unknown"
-    yield "targets", _listed(facts.targets)
+    yield "targets", listed(facts.targets)
     if description is not None and base is not None:
-        packed, pair = _bytes(found, base)
+        packed, pair = device_bytes(found, base)
         yield "projections", str(description.num_projections)
-        yield "ranks", _listed(description.ranks)
-        yield "shared ranks", _listed(description.shared_ranks)
-        yield "blocks of R", _listed(description.rotation_widths)
-        yield "live slots", _listed(description.live_slots)
+        yield "ranks", listed(description.ranks)
+        yield "shared ranks", listed(description.shared_ranks)
+        yield "blocks of R", listed(description.rotation_widths)
+        yield "live slots", listed(description.live_slots)
         yield "bytes owned", f"{description.owned_bytes:,}"
         yield "bytes shared", f"{description.shared_bytes:,}"
         yield "packed", f"{packed:,} bytes on the host, and on the device while active"
         yield "pair", f"{pair:,} bytes on the device, once for all adapters that share it" if pair else "none"
-        yield "engine", _listed([f"{name} >= {least}" for name, least in description.engine_needs.items()])
+        yield "engine", listed([f"{name} >= {least}" for name, least in description.engine_needs.items()])
     elif base is None:
         yield "rank", str(facts.rank or "unknown")
         yield "slots", "give --base to see them"
@@ -99,11 +79,13 @@ def _lines(found: "Inspection", base: "BaseModel | None") -> Iterator[tuple[str,
     yield from (("warning", warning) for warning in found.warnings)
 
 
-def _bytes(found: "Inspection", base: "BaseModel") -> tuple[int, int]:
-    from scute.engine.footprint import packed_bytes, pair_bytes
+def device_bytes(found: "Inspection", base: "Base") -> tuple[int, int]:
+    """Of the packed adapter, and of its shared pair."""
+    from scute.costs import Tenant, pair_bytes
 
     assert found.form is not None
-    return packed_bytes(found.form, base), pair_bytes(found.form, base)
+    tenant = Tenant.of(found.form, base, found.name)
+    return tenant.packed_bytes(base), pair_bytes([tenant], base)
 
 
 def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:
@@ -111,5 +93,5 @@ def _deviation_cells(layer: dict[str, Any]) -> tuple[str, ...]:
     return (str(name), *("" if value is None else f"{value:.3g}" for value in values))
 
 
-def _listed(values: Any) -> str:
+def listed(values: Any) -> str:
     return ", ".join(str(value) for value in values) or "none"

@@ -39,15 +39,17 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
 
 
 def table() -> Iterator[Row]:
-    """Table 1 of the paper with the formats that admission reads."""
+    """Table 1 of the paper, with the variants of its methods and the formats that admission reads."""
     from scute.admission.methods.registry import METHODS
-    from scute.algebra import table1
+    from scute.algebra.members import table1, variants
 
     formats = {method.name: method for method in METHODS}
+    others = list(variants())
     for row in table1():
         known = formats.get(row.method)
         files = (None, (), ()) if known is None else (known.peft_type, known.suffixes, known.shared)
-        yield Row(row.method, row.owned, row.folds, row.live, *files)
+        for each in (row, *(other for name, other in others if name == row.method)):
+            yield Row(each.method, each.owned, each.folds, each.live, *files)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

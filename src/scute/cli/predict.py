@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scute.cli.output import print_json, print_table
+from scute.cli.base import numbers
+from scute.cli.output import counted, print_json, print_refusal, print_table
 from scute.errors import Refusal
 
 if TYPE_CHECKING:
@@ -21,11 +22,15 @@ def predict(
         Path, typer.Option(exists=True, file_okay=False, help="The base model's folder; its config.json is enough.")
     ],
     pool: Folders,
-    gpu: Annotated[str, typer.Option(help="The GPU, by its name or a part of it, as h200.")],
+    gpu: Annotated[str, typer.Option("--gpu", "--device", help="Its name or a part of it, as h200.")],
     batch: Annotated[int, typer.Option(min=1, help="Rows of a decode step, spread over the adapters.")],
     prefill_tokens: Annotated[int, typer.Option(min=0, help="Rows of a prefill step; 0 for none.")] = 0,
-    rank: Annotated[list[int] | None, typer.Option(min=1, help="Rank to convert to LoRA at; may be repeated.")] = None,
-    gpu_memory: Annotated[float | None, typer.Option(min=0.1, help="GiB of the GPU, instead of what is known.")] = None,
+    rank: Annotated[
+        list[str] | None, typer.Option("--rank", "--ranks", help="To convert to LoRA at, as 16,64; 64 if none.")
+    ] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(min=0.1, max=1e6, help="GiB of the GPU, instead of what is known.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(dir_okay=False, help="Draw it here; needs matplotlib.")] = None,
 ) -> None:
@@ -38,37 +43,36 @@ def predict(
     from scute.admission.inspection import adapters_in
     from scute.costs.figure import draw
 
+    ranks = numbers(rank or ["64"], "--rank")
     try:
         device = costs.find_device(gpu)
         sizes, model = costs.read_base(base)
         tenants = [costs.read_tenant(folder, sizes, model) for folder in adapters_in(pool)]
         found = costs.predict(
-            sizes,
-            tenants,
-            device,
-            rows=batch,
-            prefill_tokens=prefill_tokens,
-            ranks=rank or [64],
-            memory_gib=gpu_memory,
+            sizes, tenants, device, rows=batch, prefill_tokens=prefill_tokens, ranks=ranks, memory_gib=gpu_memory
         )
         if plot is not None:
             draw(found, plot)
-    except (Refusal, costs.UnknownFigure, ImportError) as error:
-        typer.echo(f"refused: {error}" if isinstance(error, Refusal) else str(error), err=True)
+    except Refusal as refusal:
+        print_refusal(refusal, done="predicted", json=json)
+        raise typer.Exit(1) from refusal
+    except (costs.UnknownFigure, ImportError) as error:
+        typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
-    except (OSError, ValueError, KeyError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise typer.BadParameter(str(error)) from error
     if json:
-        print_json(asdict(found))
+        print_json({"predicted": True, **asdict(found), "figures": asdict(device)})
     else:
         _print_text(found)
 
 
 def _print_text(found: "Prediction") -> None:
-    typer.echo(f"{found.tenants} adapters on {found.base}, {found.device}. Times are added to the base model's step.")
+    pool = counted(found.tenants, "adapter")
+    typer.echo(f"{pool} on {found.base}, {found.device}. Times are added to the base model's step.")
     steps = [(arm, kind, step) for arm in found.arms for kind, step in _steps(arm)]
     print_table(
-        ("arm", "rank", "step", "rows", "ms", "most of it", "launches"),
+        ("arm", "rank", "step", "rows", "ms, floor", "most of it", "launches"),
         [
             (a.name, str(a.rank or "own"), kind, str(s.rows), f"{s.total_ms:.3f}", s.dominant, f"{s.launches:,}")
             for a, kind, s in steps
@@ -84,6 +88,8 @@ def _print_text(found: "Prediction") -> None:
                 for fit in found.fits
             ],
         )
+    for note in found.notes:
+        typer.echo(note)
 
 
 def _print_bytes(heading: str, rows: Mapping[str, Mapping[str, int]], unit: float) -> None:

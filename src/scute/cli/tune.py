@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scute.cli.output import print_json, print_table
+from scute.cli.base import numbers
+from scute.cli.output import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,9 @@ def tune(
         Path | None, typer.Option(help="Where to keep the table; by default, in the user's cache.")
     ] = None,
     tokens: Annotated[str, typer.Option(help="Rows of the batches to tune for.")] = "64,8192",
-    ranks: Annotated[str, typer.Option(help="Ranks of LoRA and DoRA adapters.")] = "16,64",
+    rank: Annotated[
+        list[str] | None, typer.Option("--rank", "--ranks", help="Of LoRA and DoRA; 16,64 if none.")
+    ] = None,
     tenants: Annotated[int, typer.Option(help="Adapters in a batch.", min=1)] = 20,
     shared_rank: Annotated[int, typer.Option(help="Rank of VeRA adapters; 0 for none.", min=0)] = 256,
     rotation_width: Annotated[int, typer.Option(help="Block width of OFT adapters; 0 for none.", min=0)] = 32,
@@ -44,8 +47,8 @@ def tune(
     try:
         shapes = read_shapes(base, tensor_parallel_size)
         settings = Settings(
-            tokens=_numbers(tokens),
-            ranks=_numbers(ranks),
+            tokens=numbers([tokens], "--tokens"),
+            ranks=numbers(rank or ["16,64"], "--rank"),
             tenants=tenants,
             shared_rank=shared_rank,
             rotation_width=rotation_width,
@@ -61,7 +64,11 @@ def tune(
     entries, skipped = _search(settings, shapes)
     device = torch.cuda.get_device_name()
     provenance = f"scute tune for {base.name} in {dtype}, with torch {torch.__version__}"
-    path = table.write(folder, device, entries, provenance)
+    try:
+        path = table.write(folder, device, entries, provenance)
+    except OSError as error:
+        typer.echo(f"The table cannot be kept: {error}. --folder names another folder for it.", err=True)
+        raise typer.Exit(1) from error
     if json:
         print_json({"device": device, "file": str(path), "entries": [_as_dict(e) for e in entries], "skipped": skipped})
         return
@@ -82,20 +89,17 @@ def print_entries(entries: "Sequence[Entry]") -> None:
 
 
 def _search(settings: "Settings", shapes: "Sequence[Any]") -> "tuple[list[Entry], list[str]]":
-    """The search with a bar on standard error."""
     import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from scute.tuning.search import Search
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=0)
+    told, done, total = "", 0, 0
+    with progress_bar() as update:
 
         def progress(doing: str = "", steps: int = 0, more: int = 0) -> None:
-            total = (bar.tasks[task].total or 0) + more
-            bar.update(task, advance=steps, total=total, **({"description": doing} if doing else {}))  # type: ignore[arg-type]
+            nonlocal told, done, total
+            told, done, total = doing or told, done + steps, total + more
+            update(told, done, total)
 
         search = Search(settings, torch.device("cuda"), progress)
         return search.run(shapes), search.skipped
@@ -105,10 +109,6 @@ def _as_dict(entry: "Entry") -> dict[str, Any]:
     from dataclasses import asdict
 
     return asdict(entry)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
 
 
 def _dtype(name: str) -> Any:

@@ -35,7 +35,7 @@ def convert(
     check_output(out, FILES, force=settings.force, kept=(folder, base_folder))
     state = out.with_name(f".{out.name}.distill")
     if settings.method is not Method.SVD and settings.data is None:
-        raise ValueError(f"{settings.method} is fitted on text, and no data is given")
+        raise ValueError(f"{settings.method} is fitted on text, and none is given; name a file of it with --data")
     form = compile_adapter(folder, base)
     for module, member in form.members.items():
         refuse_biases(module, member, base.projections[module])
@@ -47,7 +47,7 @@ def convert(
     layers = tuple(run.layers(terms))
     agreed = run.agreement(terms) if settings.measured else None
     named = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    write_lora(out, terms, base, named or str(base_folder))
+    write_lora(out, terms, base, named if named and isinstance(named, str) else str(base_folder))
     if settings.method is Method.DISTILL:
         remove_state(state)
     measured_on = str(settings.data or "random tokens")

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors import safe_open
@@ -16,11 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
+from scute.admission.tensors import DAMAGED
 from scute.algebra.adapted import adapted
 from scute.algebra.form import Member, Term
 from scute.conversion.model import device_of, logits
 
 STATE_FILE = "state.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of Adam, as torch names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Distillation:
         """The trained terms, float32, on the CPU; `start` and the model are left as they are.
 
         exact: the adapter to follow; fixed: members that stay as they are beside the trained ones.
-        Raises ValueError if the state folder holds the state of another run.
+        Raises ValueError if the state folder holds the state of another run or a damaged one, and if the run diverges.
         """
         device, steps = device_of(model), self._training.steps
         factors = {
@@ -83,10 +87,16 @@ class Distillation:
                 if factor.grad is not None:
                     factor.grad /= self._training.batch
             optimizer.step()
+            if not all(bool(factor.isfinite().all()) for factor in factors.values()):
+                self._refuse(step)
             progress(f"distillation, KL {loss / self._training.batch:.2e}", step + 1, steps)
             if (step + 1) % self._training.keep_every == 0:
                 self._keep(step + 1, factors, optimizer)
         return {m: Term(t.a.detach().cpu(), t.b.detach().cpu()) for m, t in terms.items()}
+
+    def _refuse(self, step: int) -> NoReturn:
+        rate, state = self._training.learning_rate, f"remove {self._state} and " if self._state.exists() else ""
+        raise ValueError(f"the distillation diverged in step {step + 1}; {state}try less than --learning-rate {rate:g}")
 
     def _batch(self, step: int, count: int) -> list[int]:
         """Indices of the step's sequences: the text over and over, in a new order each time."""
@@ -100,7 +110,7 @@ class Distillation:
         self._state.mkdir(parents=True, exist_ok=True)
         tensors = {name: factor.detach().cpu().contiguous() for name, factor in factors.items()}
         for name, factor in factors.items():
-            for moment in ("exp_avg", "exp_avg_sq"):
+            for moment in MOMENTS:
                 tensors[f"{name}.{moment}"] = optimizer.state[factor][moment].cpu().contiguous()
         partial = self._state / f"{STATE_FILE}.partial"
         save_file(tensors, partial, metadata={"step": str(step), "run": self._run})
@@ -111,17 +121,31 @@ class Distillation:
         path = self._state / STATE_FILE
         if not path.exists():
             return 0
-        with safe_open(path, framework="pt", device="cpu") as file:
-            told = file.metadata()
-            if told["run"] != self._run:
-                raise ValueError(f"{self._state} has the state of another distillation; remove it to start anew")
-            step = int(told["step"])
-            for name, factor in factors.items():
-                with torch.no_grad():
-                    factor.copy_(file.get_tensor(name))
-                moments = {m: file.get_tensor(f"{name}.{m}").to(factor) for m in ("exp_avg", "exp_avg_sq")}
-                optimizer.state[factor] = {"step": torch.tensor(float(step)), **moments}
+        parts = ("", *(f".{moment}" for moment in MOMENTS))
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                told = file.metadata() or {}
+                kept = {}
+                if told.get("run") == self._run:
+                    kept = {
+                        n: [file.get_tensor(n + part).to(factor) for part in parts] for n, factor in factors.items()
+                    }
+                step = int(told.get("step", ""))
+        except DAMAGED as error:
+            raise ValueError(self._damaged(error)) from error
+        if not kept:
+            raise ValueError(f"{self._state} has the state of another distillation; remove it to start anew")
+        for name, factor in factors.items():
+            if not all(tensor.shape == factor.shape and bool(tensor.isfinite().all()) for tensor in kept[name]):
+                raise ValueError(self._damaged(f"{name} has another shape, or is not finite"))
+            value, *moments = kept[name]
+            with torch.no_grad():
+                factor.copy_(value)
+            optimizer.state[factor] = {"step": torch.tensor(float(step)), **dict(zip(MOMENTS, moments, strict=True))}
         return step
+
+    def _damaged(self, what: object) -> str:
+        return f"the state in {self._state} is damaged ({what}); remove that folder to start anew"
 
 
 def _backward(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from scute.admission.base_folder import read_hf_config
 from scute.algebra.adapted import adapted
 from scute.algebra.form import Member
 
@@ -15,11 +16,23 @@ if TYPE_CHECKING:
 
 
 def load_model(folder: Path, device: torch.device) -> "PreTrainedModel":
-    """The causal language model of a folder in float32, frozen. Raises OSError or ValueError if there is none."""
+    """The causal language model of a folder in float32, frozen. Raises ValueError if there is none."""
     from transformers import AutoModelForCausalLM  # slow to import
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    except Exception as error:  # transformers raises whatever comes of the files
+        reason = " ".join(str(error).split())
+        raise ValueError(f"transformers cannot load the model of {folder}: {reason}") from error
     return model.to(device).eval().requires_grad_(False)
+
+
+def vocabulary_of(folder: Path) -> int:
+    """How many token ids the model of a folder takes, from its config alone. Raises ValueError."""
+    size = getattr(read_hf_config(folder).get_text_config(), "vocab_size", None)
+    if size is None:
+        raise ValueError(f"{folder / 'config.json'} has no vocab_size, and a conversion runs on tokens")
+    return int(size)
 
 
 def logprobs(model: nn.Module, prompts: Sequence[Sequence[int]], members: Mapping[str, Member]) -> list[Tensor]:

@@ -1,11 +1,9 @@
-"""The token sequences that a conversion is fitted and measured on: a user's file, or random token ids."""
+"""The token sequences of a user's file, which a conversion is fitted and measured on."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 LONGEST = 512
 """Tokens of a sequence; what is behind them is cut off."""
@@ -13,48 +11,57 @@ LONGEST = 512
 Tokenize = Callable[[str], Sequence[int]]
 
 
-def random_prompts(vocabulary: int, count: int = 8, length: int = 32, seed: int = 0) -> list[list[int]]:
-    """`count` sequences of `length` token ids, drawn evenly from the vocabulary; the same seed draws the same."""
-    generator = torch.Generator().manual_seed(seed)
-    prompts: list[list[int]] = torch.randint(vocabulary, (count, length), generator=generator).tolist()
-    return prompts
-
-
-def read_prompts(path: Path, base: Path, limit: int) -> list[list[int]]:
-    """The first `limit` sequences of a file as token ids of the base model's tokenizer.
+def read_prompts(path: Path, base: Path, limit: int, vocabulary: int) -> list[list[int]]:
+    """The first `limit` sequences of a file as token ids of the base model's tokenizer, below `vocabulary`.
 
     A .jsonl file holds one object a line: {"text": ...}, {"prompt": ..., "completion": ...} or {"tokens": [ids]}. Any
     other file is text, one sequence a line. Sequences of fewer than two tokens have nothing to predict and are left
-    out. Raises ValueError for a line that is neither, and for a file without any sequence; OSError if it, or the base
-    model's tokenizer, cannot be read.
+    out. Raises ValueError for a line that is neither or that has another token, for a file without a sequence, and for
+    a tokenizer that cannot be loaded; OSError if the file cannot be read.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    sequences = _objects(path, lines) if path.suffix == ".jsonl" else iter(lines)
     tokenize = _tokenizer_of(base)
-    prompts = []
-    for sequence in sequences:
-        tokens = list(tokenize(sequence) if isinstance(sequence, str) else sequence)[:LONGEST]
-        if len(tokens) > 1:
-            prompts.append(tokens)
-        if len(prompts) == limit:
-            break
+    prompts: list[list[int]] = []
+    try:
+        with path.open(encoding="utf-8") as file:  # its lines end at line feeds, and nowhere else within a JSON string
+            for number, line in enumerate(file, start=1):
+                if len(prompts) == limit:
+                    break
+                if not line.strip():
+                    continue
+                where = f"{path}, line {number}"
+                sequence = _object(line, where) if path.suffix.lower() == ".jsonl" else line.rstrip("\n")
+                tokens = list(tokenize(sequence) if isinstance(sequence, str) else sequence)[:LONGEST]
+                _check(tokens, vocabulary, where)
+                if len(tokens) > 1:
+                    prompts.append(tokens)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
     if not prompts:
         raise ValueError(f"{path} has no line of at least two tokens")
     return prompts
 
 
-def _objects(path: Path, lines: Sequence[str]) -> Iterator[str | list[int]]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield _sequence(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            fields = '"text", "prompt" and "completion", or "tokens"'
-            raise ValueError(f"{path}, line {number}: expected a JSON object with {fields}") from error
+def _check(tokens: Sequence[int], vocabulary: int, where: str) -> None:
+    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise ValueError(
+            f"{where}: token {wrong} is not one of the base model's {vocabulary}; was the text made for another model?"
+        )
+
+
+def _object(line: str, where: str) -> str | list[int]:
+    try:
+        return _sequence(json.loads(line))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        fields = '"text", "prompt" and "completion", or "tokens"'
+        raise ValueError(f"{where}: expected a JSON object with {fields}") from error
 
 
 def _sequence(value: dict[str, Any]) -> str | list[int]:
     if "tokens" in value:
-        return [int(token) for token in value["tokens"]]
+        if not all(type(token) is int for token in value["tokens"]):
+            raise TypeError("not token ids")
+        return list(value["tokens"])
     text = value["text"] if "text" in value else value["prompt"] + value["completion"]
     if not isinstance(text, str):
         raise TypeError("not a string")
@@ -69,7 +76,11 @@ def _tokenizer_of(base: Path) -> Tokenize:
         if not loaded:
             from transformers import AutoTokenizer  # slow to import
 
-            loaded.append(AutoTokenizer.from_pretrained(base, local_files_only=True))
+            try:
+                loaded.append(AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False))
+            except Exception as error:  # transformers raises whatever comes of the files and of what is installed
+                reason = " ".join(str(error).split())
+                raise ValueError(f"{base} has no tokenizer that can be loaded, so give token ids: {reason}") from error
         ids: Sequence[int] = loaded[0](text)["input_ids"]
         return ids
 

@@ -1,6 +1,7 @@
 """The steps of one conversion, over what they share: the adapter, the base weights, the model and the text."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from scute.admission.base import BaseModel
 from scute.admission.base_folder import BaseWeights
-from scute.agreement import Agreement, agreement
+from scute.agreement import Agreement, agreement, random_prompts
 from scute.algebra.form import AdapterForm, Member, Term
 from scute.algebra.update import update
 from scute.conversion.distillation import Distillation
@@ -20,9 +21,9 @@ from scute.conversion.factors import (
     squared_rest,
     svd_factors,
 )
-from scute.conversion.model import load_model, logprobs
+from scute.conversion.model import load_model, logprobs, vocabulary_of
 from scute.conversion.moments import second_moments
-from scute.conversion.prompts import random_prompts, read_prompts
+from scute.conversion.prompts import read_prompts
 from scute.conversion.report import Layer
 from scute.conversion.settings import Method, Settings
 
@@ -35,8 +36,8 @@ Progress = Callable[[str, int, int], None]
 class Run:
     """The adapter `form` on a base model; the model and the text are loaded when a step first needs them.
 
-    folder: of the base model. exact: the terms of the projections that have an exact LoRA
-    of the rank; inexact: the other projections.
+    folder: of the base model, whose weights inexact projections need. exact: the terms of the projections that
+    have an exact LoRA of the rank; inexact: the other projections.
     """
 
     def __init__(
@@ -44,12 +45,15 @@ class Run:
     ) -> None:
         self._form, self._base, self._folder = form, base, folder
         self._settings, self._progress = settings, progress
-        self._weights = BaseWeights(folder, settings.device)
         self._loaded: PreTrainedModel | None = None
         self._prompts: list[list[int]] | None = None
         exact = {module: exact_factors(member, settings.rank) for module, member in form.members.items()}
         self.exact = {module: term for module, term in exact.items() if term is not None}
         self.inexact = [module for module in form.members if module not in self.exact]
+
+    @cached_property
+    def _weights(self) -> BaseWeights:
+        return BaseWeights(self._folder, self._settings.device)
 
     @property
     def model(self) -> "PreTrainedModel":
@@ -60,10 +64,12 @@ class Run:
     @property
     def prompts(self) -> list[list[int]]:
         if self._prompts is None:
-            if self._settings.data is None:
-                self._prompts = random_prompts(self.model.config.vocab_size)
-            else:
-                self._prompts = read_prompts(self._settings.data, self._folder, self._settings.limit)
+            vocabulary, data = vocabulary_of(self._folder), self._settings.data
+            self._prompts = (
+                random_prompts(vocabulary)
+                if data is None
+                else read_prompts(data, self._folder, self._settings.limit, vocabulary)
+            )
         return self._prompts
 
     def factors(self) -> dict[str, Term]:
@@ -85,7 +91,7 @@ class Run:
         return distillation.train(self.model, self._form.members, fixed, start, self.prompts, self._progress)
 
     def layers(self, terms: Mapping[str, Term]) -> Iterator[Layer]:
-        """What the terms are, and what they leave out of the updates, read from the base weights once more."""
+        """What the terms are, and what they leave out of the updates; inexact ones are computed once more."""
         for done, (module, term) in enumerate(terms.items()):
             self._progress(f"what is left out of {module}", done, len(terms))
             change = self._update(module)
@@ -108,7 +114,13 @@ class Run:
         return second_moments(self.model, self._form.members, self.prompts, widths)
 
     def _update(self, module: str) -> Tensor:
-        return update(self._form.members[module], self._weights.read(module, self._base.projections[module]))
+        """ΔW, [in, out], float32. What is exact has terms only, and they do not depend on W."""
+        projection = self._base.projections[module]
+        if module in self.exact:
+            weight = torch.zeros(projection.in_features, projection.out_features, device=self._settings.device)
+        else:
+            weight = self._weights.read(module, projection)
+        return update(self._form.members[module], weight)
 
 
 def as_members(terms: Mapping[str, Term]) -> dict[str, Member]:

@@ -7,7 +7,7 @@ from scute.costs.layers import FusedLayer, LayerShape, fused_layers
 from scute.costs.prediction import Fit, Prediction, predict
 from scute.costs.slots import PAPER, Counting, Piece, Slots
 from scute.costs.step import Step, spread, step_traffic
-from scute.costs.tenant import Tenant, read_tenant
+from scute.costs.tenant import Tenant, pair_bytes, read_tenant
 from scute.costs.traffic import Route, Traffic, layer_bytes
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "fused_layers",
     "known_devices",
     "layer_bytes",
+    "pair_bytes",
     "predict",
     "read_base",
     "read_tenant",

@@ -10,7 +10,7 @@ from scute.costs.device import Device
 from scute.costs.layers import LayerShape
 from scute.costs.slots import Counting, Piece
 from scute.costs.step import Step, scute_launches, spread, step_traffic, stock_launches
-from scute.costs.tenant import Tenant, stock_rank
+from scute.costs.tenant import Tenant, pair_bytes, stock_rank
 from scute.costs.traffic import Route
 from scute.kernels.routes import FIELDS
 
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
     @property
     def counting(self) -> Counting:
-        return Counting(factor=self.base.itemsize)
+        return self.base.counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def scute_arm(pool: Sequence[Tenant], asked: Asked) -> Arm:
     memory = _owned(pool, asked, in_arena=True)
     slices = sum(len(shape.slices) for shape, _ in asked.base.layers)
     own = {**memory, "table": ENTRY_BYTES * slices * len(pool)}
-    pairs = _pair_bytes(pool, asked)
+    pairs = pair_bytes(pool, asked.base)
     kept = own | ({str(Piece.PAIR): pairs} if pairs else {})
     return _arm("Scute", None, pool, asked, lambda rows: scute_launches(rows, asked.device), kept, pairs)
 
@@ -91,11 +91,3 @@ def _owned(pool: Sequence[Tenant], asked: Asked, *, in_arena: bool) -> dict[str,
     for tenant in pool:
         total.update(tenant.owned(asked.base.layers, asked.counting, in_arena=in_arena))
     return {str(piece): size for piece, size in total.items()}
-
-
-def _pair_bytes(pool: Sequence[Tenant], asked: Asked) -> int:
-    """A place on the device is as wide as the widest layer, whatever the pair."""
-    ranks = {s.pair: s.shared_rank for t in pool for layer in t.slots for s in layer if s is not None and s.pair}
-    widest_in = max(shape.in_features for shape, _ in asked.base.layers)
-    widest_out = max(max(shape.slices) for shape, _ in asked.base.layers)
-    return asked.base.itemsize * sum(ranks.values()) * (widest_in + widest_out)

@@ -36,24 +36,25 @@ class Clock(Protocol):
 
 
 class Calibration:
-    """seconds: to spend on all measurements together, about. progress: told what is measured, and how many are left."""
+    """seconds: to spend on all measurements together, about. progress: told what comes next, steps done, and all."""
 
     def __init__(
-        self, clock: Clock, seconds: float = 0.0, progress: Callable[[str, int], None] = lambda *_: None
+        self, clock: Clock, seconds: float = 0.0, progress: Callable[[str, int, int], None] = lambda *_: None
     ) -> None:
         self.clock, self.seconds, self.progress = clock, seconds, progress
 
     def run(self, device: Device) -> Device:
         """The device with what was measured. Bandwidth within L2 is left out where the size of L2 is not known."""
         sizes = [] if device.l2_mib is None else [int(device.l2_mib * 2**20) // part for part in L2_PARTS]
-        share = self.seconds / (2 + len(sizes))
-        self.progress("copy in memory", 2 + len(sizes))
+        total = 2 + len(sizes)
+        share = self.seconds / total
+        self.progress("copy in memory", 0, total)
         found = replace(device, bandwidth_gb_s=self._copy(COPY_BYTES, COPIES, share))
         cached = []
         for place, size in enumerate(sizes):
-            self.progress("copy in L2", 1 + len(sizes) - place)
+            self.progress("copy in L2", 1 + place, total)
             cached.append(self._copy(size, L2_COPIES, share))
-        self.progress("launch", 1)
+        self.progress("launch", total - 1, total)
         return replace(found, l2_bandwidth_gb_s=max(cached, default=None), launch_us=self._launch(share))
 
     def _copy(self, size: int, copies: int, seconds: float) -> float:
@@ -95,16 +96,21 @@ def describe_device(device: "torch.device") -> Device:
     )
 
 
-def store(device: Device, folder: Path | None = None) -> Path:
-    """Write what is known of a device, by its name, to the user's folder by default; returns the file."""
+def store(device: Device, folder: Path | None = None) -> tuple[Device, Path]:
+    """Write what is known of a device, by its name, to the user's folder by default.
+
+    Returns the device with the source of every figure, and the file.
+    """
     import torch
 
     known = {name: value for name, value in asdict(device).items() if name in MEASURED and value is not None}
-    source = f"scute calibrate, torch {torch.__version__}, {date.today()}"
+    device = replace(
+        device, sources=dict.fromkeys(known, f"scute calibrate, torch {torch.__version__}, {date.today()}")
+    )
     path = file_of(user_folder() if folder is None else folder, device.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"name": device.name, **known, "sources": dict.fromkeys(known, source)}
+    content = {"name": device.name, **known, "sources": device.sources}
     new = path.with_suffix(".new")
     new.write_text(json.dumps(content, indent=2) + "\n")
     new.replace(path)
-    return path
+    return device, path

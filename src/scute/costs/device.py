@@ -42,10 +42,17 @@ class Device:
         numbers = known - {"name", "capability", "sources"}
         if not isinstance(data, Mapping) or not isinstance(data.get("name"), str) or data.keys() - known:
             raise ValueError(f"not the constants of a device; it may have {', '.join(sorted(known))}")
-        if not re.fullmatch(r"\d+\.\d+", data.get("capability") or "0.0"):
-            raise ValueError(f"capability has to be two numbers, as 9.0, not {data['capability']!r}")
+        capability, sources = data.get("capability", "0.0"), data.get("sources", {})
+        if not isinstance(capability, str) or not re.fullmatch(r"\d+\.\d+", capability):
+            raise ValueError(f'capability has to be two numbers, as "9.0", not {capability!r}')
+        if not isinstance(sources, Mapping) or not all(isinstance(source, str) for source in sources.values()):
+            raise ValueError(f"sources have to be sentences by figure, not {sources!r}")
         for key in numbers & data.keys():
-            if isinstance(data[key], bool) or not isinstance(data[key], int | float) or not data[key] > 0:
+            if (
+                isinstance(data[key], bool)
+                or not isinstance(data[key], int | float)
+                or not 0 < data[key] < float("inf")
+            ):
                 raise ValueError(f"{key} has to be a positive number, not {data[key]!r}")
         return cls(**data)
 
@@ -116,8 +123,13 @@ def find_device(name: str) -> Device:
     devices, wanted = known_devices(), _slug(name)
     exact = [d for d in devices.values() if _slug(d.name) == wanted]
     matches = exact or [d for d in devices.values() if wanted in _slug(d.name)]
-    if len(matches) != 1:
-        raise ValueError(f"{name!r} names {len(matches)} of the devices that are known: {', '.join(devices)}")
+    if len(matches) > 1:
+        raise ValueError(f"{name!r} may be {' or '.join(d.name for d in matches)}; give more of the name")
+    if not matches:
+        known = ", ".join(devices)
+        raise ValueError(
+            f"no figures of a device {name!r} are known, but those of {known}; `scute calibrate` measures the one here"
+        )
     return matches[0]
 
 

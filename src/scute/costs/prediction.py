@@ -26,7 +26,8 @@ class Fit:
 class Prediction:
     """weight_bytes: of the base model. memory_bytes: of the device, None where it is not known, and fits is empty then.
 
-    arms: Scute first, then one a rank of conversion.
+    arms: Scute first, then one a rank of conversion. notes: sentences for a reader, on what stands in for what is not
+    known, and on why nothing fits.
     """
 
     base: str
@@ -36,6 +37,7 @@ class Prediction:
     memory_bytes: int | None
     arms: tuple[Arm, ...]
     fits: tuple[Fit, ...]
+    notes: tuple[str, ...]
 
 
 def predict(
@@ -61,7 +63,24 @@ def predict(
     gib = device.memory_gib if memory_gib is None else memory_gib
     memory = None if gib is None else int(gib * 2**30)
     fits = () if memory is None else tuple(_fits(base, arms, int(memory * GPU_SHARE)))
-    return Prediction(base.name, device.name, len(pool), base.weight_bytes, memory, arms, fits)
+    notes = tuple(_notes(base, device, memory, fits))
+    return Prediction(base.name, device.name, len(pool), base.weight_bytes, memory, arms, fits, notes)
+
+
+def _notes(base: Base, device: Device, memory: int | None, fits: Sequence[Fit]) -> Iterator[str]:
+    yield "Times are a floor: bytes and launches alone, and no time in which kernels wait."
+    if device.l2_bandwidth_gb_s is None or device.l2_mib is None:
+        yield (
+            f"The bandwidth within L2 of {device.name} is not known, so that of its memory stands in for it: x and y "
+            "may take less."
+        )
+    if memory is None:
+        yield f"The memory of {device.name} is not known, so nothing is said of what fits; give --gpu-memory."
+    elif not fits:
+        yield (
+            f"Nothing fits: the weights take {base.weight_bytes / 2**30:.1f} GiB, and {GPU_SHARE} of the GPU's "
+            f"{memory / 2**30:.1f} GiB does not hold them and a KV cache of {KV_TOKENS[0]:,} tokens."
+        )
 
 
 def _fits(base: Base, arms: Sequence[Arm], memory: int) -> Iterator[Fit]:

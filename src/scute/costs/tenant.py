@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from scute.costs.base import Base
 from scute.costs.layers import FusedLayer
 from scute.costs.slots import Counting, Piece, Slots, room
+from scute.errors import Refusal
 
 if TYPE_CHECKING:
     from scute.admission import BaseModel
@@ -66,6 +67,13 @@ class Tenant:
         slots = tuple(tuple(Slots(rank=rank) for _ in layer) for layer in self.slots)
         return type(self)(self.name, self.method, slots)
 
+    def packed_bytes(self, base: Base) -> int:
+        """Of the packed adapter: in pinned host memory, and again in the arena while it is active.
+
+        A b that turns out to be zero takes no room there.
+        """
+        return self.owned(base.layers, base.counting, in_arena=True).total()
+
     def owned(self, layers: Iterable[FusedLayer], counting: Counting, *, in_arena: bool = False) -> Counter[Piece]:
         """Bytes of what it owns, by piece. in_arena: as its pieces lie there, each from a unit on."""
         total: Counter[Piece] = Counter()
@@ -77,17 +85,41 @@ class Tenant:
         return total
 
 
-def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
-    """The adapter of a PEFT folder. Raises Refusal for one that is not served, ValueError as `Tenant.of` does."""
-    from scute.admission import compile_adapter
+def pair_bytes(tenants: Iterable[Tenant], base: Base) -> int:
+    """Bytes on the device of the different shared pairs of the tenants, in places of their own ranks."""
+    slots = (s for tenant in tenants for layer in tenant.slots for s in layer if s is not None)
+    return sum({s.pair: s.shared_rank for s in slots if s.pair is not None}.values()) * base.pair_bytes_a_rank
 
-    return Tenant.of(compile_adapter(folder, model), base, folder.name)
+
+def read_tenant(folder: Path, base: Base, model: "BaseModel") -> Tenant:
+    """The adapter of a folder, from the headers of its tensors, and from their values where it shares a pair.
+
+    Raises Refusal, which names the folder, for one whose headers say that it is not served, and as `Tenant.of` does.
+    """
+    from scute.admission.compile import compile_adapter, find_form
+    from scute.admission.reasons import Reasons
+    from scute.admission.targets import refuse_output_head
+
+    try:
+        form = find_form(folder, model, Reasons(), values=False)
+        assert form is not None, "reasons that are not collected are raised"
+        refuse_output_head(form.members, model)
+        if any(term.pair is not None for member in form.members.values() for term in member.terms):
+            form = compile_adapter(folder, model)  # whether two share a pair, its values alone tell
+    except Refusal as refusal:
+        raise refusal.of(folder.name) from refusal
+    return Tenant.of(form, base, folder.name)
+
+
+def least_stock_rank(needed: int) -> int | None:
+    """The least `--max-lora-rank` of at least that rank; None where vLLM has none."""
+    return next((rank for rank in STOCK_RANKS if rank >= needed), None)
 
 
 def stock_rank(tenants: Sequence[Tenant]) -> int:
     """The rank that vLLM runs LoRA tenants at. Raises ValueError where it has none as large."""
     needed = max((tenant.max_rank for tenant in tenants), default=0)
-    found = next((rank for rank in STOCK_RANKS if rank >= needed), None)
+    found = least_stock_rank(needed)
     if found is None:
         raise ValueError(f"vLLM serves no LoRA of rank {needed}; its largest is {STOCK_RANKS[-1]}")
     return found

@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import AutoConfig
-
 from scute.admission import compile_adapter
-from scute.admission.base import BaseModel
+from scute.admission.base_folder import read_base
 from scute.admission.description import describe
 
 
@@ -21,6 +18,5 @@ class Footprint:
 
 def footprint(adapter: Path, base: Path) -> Footprint:
     """Compile a PEFT folder for the base model of another folder, and describe the result."""
-    base_model = BaseModel.from_config(AutoConfig.from_pretrained(base), torch.float32)
-    found = describe(compile_adapter(adapter, base_model))
+    found = describe(compile_adapter(adapter, read_base(base)))
     return Footprint(found.live_slots, found.owned_bytes)

@@ -1,23 +1,24 @@
 """Admission of one adapter on one rank: compile, place, resolve, fold, cast. The only step that may refuse."""
 
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from vllm.distributed import get_pp_group, get_tp_group
-from vllm.lora.utils import get_adapter_absolute_path
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from scute.admission import compile_adapter
 from scute.admission.compiled.manifest import tensor_file
+from scute.admission.stacks import compile_stack, folders_of, naming
 from scute.algebra.form import AdapterForm, Member, SharedPair
+from scute.algebra.stack import stack, stacked_method, stacked_rank
 from scute.engine import weights
 from scute.engine.layers import ScuteLinear
 from scute.engine.packing import PackedAdapter, lay_out, pack
 from scute.engine.pieces import SliceSlots
 from scute.engine.placement import Place, localize, splits_input
+from scute.engine.sources import locate
 from scute.errors import Code, Refusal
 
 if TYPE_CHECKING:
@@ -27,26 +28,29 @@ LocalMembers = dict[str, list[Member | None]]
 
 
 def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAdapter:
-    """The adapter of a folder, ready to copy into this rank's arena.
+    """The adapter of a folder, or of a stack of them, ready to copy into this rank's arena.
 
     Collective under tensor parallelism: every rank admits the same adapters in the same order, and all of them
     refuse if one does. Raises Refusal.
     """
     with _AllOrNone() as agreement:
-        folder = _local_folder(path)
-        form = compile_adapter(folder, manager.base_model)
-        members = _place(manager, form)
-        squares = _square_sums(manager, members)
-        file_bytes = tensor_file(folder).stat().st_size
+        folders = [locate(name, manager.options, fresh=False) for name in folders_of(path)]
+        forms = compile_stack(folders, manager.base_model)
+        placed, squares = [], []
+        for number, form in enumerate(forms):
+            with naming(folders, number):
+                placed.append(_place(manager, form))
+                squares.append(_square_sums(manager, placed[-1]))
+        file_bytes = sum(tensor_file(folder).stat().st_size for folder in folders)
         agreement.succeed()
-    _check_capacity(manager, adapter_id, form)
+    _check_capacity(manager, adapter_id, forms)
     manager.store.check_fits(adapter_id, file_bytes)
-    members = _resolve(members, _reduce(manager, squares))
-    pair = _shared_pair(form)
+    members = _stack([_resolve(each, _reduce(manager, own)) for each, own in zip(placed, squares, strict=True)])
+    pair = _shared_pair(forms)
     with _AllOrNone() as agreement:
         buffer, entries = lay_out(_pack(manager, members), manager.num_slices, manager.pins_memory)
         pair_key = None if pair is None else pair.key
-        packed = PackedAdapter(form.method, buffer, entries, pair_key, file_bytes, _needs_base_weights(form))
+        packed = PackedAdapter(stacked_method(forms), buffer, entries, pair_key, file_bytes, _needs_base_weights(forms))
         _check_pair_finite(pair, manager.lora_config.lora_dtype)
         manager.check_device_memory(adapter_id, packed)
         agreement.succeed()
@@ -57,38 +61,28 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
     return packed
 
 
-def _local_folder(path: str) -> Path:
-    """The folder of a path, or of a repository that vLLM fetches from the hub."""
-    try:
-        return Path(get_adapter_absolute_path(path))
-    except OSError as error:
-        raise Refusal(
-            Code.FOLDER_MISSING,
-            f"{path!r} is no folder under {Path.cwd().name!r}, where the engine runs, and no repository that it can "
-            "fetch. Give the full path of the folder that holds adapter_config.json.",
-        ) from error
-
-
-def _check_capacity(manager: "ScuteModelManager", adapter_id: int, form: AdapterForm) -> None:
+def _check_capacity(manager: "ScuteModelManager", adapter_id: int, forms: Sequence[AdapterForm]) -> None:
     """Equal on every rank, so that all refuse alike."""
-    limit = manager.lora_config.max_lora_rank
-    if form.max_rank > limit:
+    limit, rank = manager.lora_config.max_lora_rank, stacked_rank(forms)
+    if rank > limit:
+        sums = " (the ranks of a stack add up)" if len(forms) > 1 else ""
         raise Refusal(
             Code.CAPACITY_RANK,
-            f"LoRA rank {form.max_rank} is greater than max_lora_rank {limit}. Start vLLM with a larger "
-            "--max-lora-rank.",
+            f"LoRA rank {rank} is greater than max_lora_rank {limit}{sums}. Start vLLM with a larger --max-lora-rank.",
         )
-    pair = _shared_pair(form)
+    pair = _shared_pair(forms)
     if pair is not None:
         manager.check_room_for(pair, adapter_id)
 
 
-def _shared_pair(form: AdapterForm) -> SharedPair | None:
-    return next((t.pair for m in form.members.values() for t in m.terms if t.pair is not None), None)
+def _shared_pair(forms: Sequence[AdapterForm]) -> SharedPair | None:
+    """The only one: a stack of two is refused."""
+    members = [member for form in forms for member in form.members.values()]
+    return next((t.pair for m in members for t in m.terms if t.pair is not None), None)
 
 
-def _needs_base_weights(form: AdapterForm) -> bool:
-    return any(member.magnitude is not None for member in form.members.values())
+def _needs_base_weights(forms: Sequence[AdapterForm]) -> bool:
+    return any(member.magnitude is not None for form in forms for member in form.members.values())
 
 
 def _place(manager: "ScuteModelManager", form: AdapterForm) -> LocalMembers:
@@ -198,6 +192,22 @@ def _resolve(members: LocalMembers, sums: dict[tuple[str, int], Tensor]) -> Loca
                 member = member.resolve_magnitude(sums[module, index].sqrt())
             resolved[module].append(member)
     return dict(resolved)
+
+
+def _stack(layers: Sequence[LocalMembers]) -> LocalMembers:
+    """One member for every slice that several adapters of a stack adapt, the first applied first."""
+    stacked: LocalMembers = {}
+    for local in layers:
+        for module, members in local.items():
+            before = stacked.get(module, [None] * len(members))
+            stacked[module] = [_on_top(one, two) for one, two in zip(before, members, strict=True)]
+    return stacked
+
+
+def _on_top(first: Member | None, second: Member | None) -> Member | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return stack(first, second)
 
 
 def _pack(manager: "ScuteModelManager", members: LocalMembers) -> dict[int, SliceSlots]:

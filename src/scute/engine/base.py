@@ -1,10 +1,12 @@
-"""What vLLM's model config says of the base model, and what a folder is on it: no engine is needed for either."""
+"""What vLLM's model config says of the base model, and what a path is on it: no engine is needed for either."""
 
-from pathlib import Path
+import os
 from typing import Any
 
-from scute.admission import compile_adapter
 from scute.admission.base import BaseModel
+from scute.admission.stacks import compile_stack, folders_of
+from scute.engine.options import Options
+from scute.engine.sources import locate
 from scute.errors import Incompatible
 
 
@@ -16,10 +18,12 @@ def base_model_of(model_config: Any) -> BaseModel:
         raise Incompatible(f"Scute does not know the projections of this model: {error}") from error
 
 
-def check_folder(model_config: Any, path: str) -> None:
-    """Compile the adapter and forget it. Raises Refusal for what the folder alone decides.
+def check_folder(vllm_config: Any, path: str) -> None:
+    """Compile the adapter, or the stack, and forget it. Raises Refusal for what its path and its files alone decide.
 
-    A path that is no folder here is left to the engine, which may run elsewhere or fetch it.
+    A full path where no folder is here is left to the engine, which may run elsewhere.
     """
-    if Path(path).is_dir():
-        compile_adapter(Path(path), base_model_of(model_config))
+    options = Options.read(vllm_config)
+    folders = [locate(name, options, fresh=True) for name in folders_of(path)]
+    if all(os.path.isdir(folder) for folder in folders):
+        compile_stack(folders, base_model_of(vllm_config.model_config))

@@ -75,13 +75,15 @@ def bind_rows() -> None:
     """Hand the adapters of a step's rows on as arrays: both model runners look these names up in their module."""
     import vllm.v1.worker.gpu.model_runner as runner_module
     import vllm.v1.worker.lora_model_runner_mixin as mixin
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    from scute.engine.rows import RowMapping, RowState
+    from scute.engine.rows import RowMapping, RowState, with_every_version
 
     _expect_vllm("LoRAMapping", mixin.LoRAMapping)
     _expect_vllm("LoraState", runner_module.LoraState)
     mixin.LoRAMapping = RowMapping
     runner_module.LoraState = RowState
+    _wrap(InputBatch, "make_lora_inputs", with_every_version(InputBatch.make_lora_inputs))
 
 
 def bind_refusals() -> None:
@@ -96,7 +98,7 @@ def bind_refusals() -> None:
 
 
 def bind_removals() -> None:
-    """Put the removal of an adapter off for as long as requests use it."""
+    """Put the removal of an adapter off until the step after which no request uses it."""
     from vllm.v1.engine.core import EngineCore
 
     from scute.engine import removals
@@ -105,6 +107,7 @@ def bind_removals() -> None:
     _wrap(EngineCore, "add_lora", removals.add_after_removals(add, remove))
     _wrap(EngineCore, "remove_lora", removals.remove_when_unused(remove))
     _wrap(EngineCore, "list_loras", removals.list_after_removals(listed, remove))
+    _wrap(EngineCore, "post_step", removals.finish_after_steps(EngineCore.post_step, remove))
 
 
 def bind_graphs() -> None:
@@ -122,10 +125,14 @@ def bind_prefix_cache() -> None:
 
 
 def bind_front_end() -> None:
-    """Admit adapters before their requests are queued, and answer refusals with HTTP 400."""
+    """Admit adapters before their requests are queued, look names up, and answer refusals with HTTP 400."""
     from scute.engine import front_end
 
-    front_end.bind()
+    if front_end.is_front_end():
+        front_end.bind()
+        from scute.engine import serving
+
+        serving.bind()
 
 
 def package_digest() -> str:

@@ -17,23 +17,25 @@ from typing import Any
 import msgspec
 from vllm.lora.request import LoRARequest
 
-from scute.engine import upstream
+from scute.engine import loads, upstream
+from scute.engine.admissions import Admissions
 from scute.engine.base import check_folder
 from scute.engine.checks import check_config
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
-from scute.engine.serving import answer_refusals, release_unloaded
 
 _CLIENTS = frozenset({"vllm.v1.engine.llm_engine", "vllm.v1.engine.async_llm", "vllm.entrypoints.openai.api_server"})
 
 
+def is_front_end() -> bool:
+    """Whether this is the first process, or a child that has imported a client: an API server, or a script's worker."""
+    return multiprocessing.parent_process() is None or not _CLIENTS.isdisjoint(sys.modules)
+
+
 def bind() -> None:
-    """Wrap the engine clients and the model list of the API server, in processes that are a front end."""
-    if not _is_front_end():
-        return
+    """Wrap the engine clients, in a process that is a front end."""
     upstream.check_signatures(upstream.FRONT_END_SIGNATURES)
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -42,14 +44,7 @@ def bind() -> None:
     LLMEngine.remove_lora = _forget_admission(LLMEngine.remove_lora)
     AsyncLLM.add_request = _admit_first_async(AsyncLLM.add_request)
     AsyncLLM.add_lora = _remember_admission(AsyncLLM.add_lora)
-    AsyncLLM.remove_lora = _forget_admission(AsyncLLM.remove_lora)
-    OpenAIServingModels.load_lora_adapter = answer_refusals(OpenAIServingModels.load_lora_adapter)
-    OpenAIServingModels.unload_lora_adapter = release_unloaded(OpenAIServingModels.unload_lora_adapter)
-
-
-def _is_front_end() -> bool:
-    """The first process, or a child that has imported a client: an API server, or a script's own worker."""
-    return multiprocessing.parent_process() is None or not _CLIENTS.isdisjoint(sys.modules)
+    AsyncLLM.remove_lora = _forget_admission_async(AsyncLLM.remove_lora)
 
 
 def _check_config(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,42 +61,22 @@ def _check_config(create_engine_config: Callable[..., Any]) -> Callable[..., Any
     return checked
 
 
-def _admitted(engine: Any) -> set[tuple[int, str]]:
-    """(id, path) of the adapters that this engine client has had admitted."""
-    if not hasattr(engine, "_scute_admitted"):
-        engine._scute_admitted = set()
-    return engine._scute_admitted
-
-
-def _key(request: LoRARequest) -> tuple[int, str]:
-    return request.lora_int_id, request.lora_path
-
-
-def _new_adapter(engine: Any, bound: inspect.BoundArguments) -> LoRARequest | None:
-    """The adapter of an `add_request` call, if its engine has not admitted it yet.
-
-    Raises ValueError where the id is that of another adapter: which of the two answered would depend on eviction.
-    """
+def _adapter_of(engine: Any, bound: inspect.BoundArguments) -> LoRARequest | None:
+    """The adapter of an `add_request` call, where the engine serves any."""
     given = bound.arguments
     request = given.get("lora_request") or getattr(given.get("prompt"), "lora_request", None)
-    if request is None or engine.vllm_config.lora_config is None:
-        return None
+    return None if engine.vllm_config.lora_config is None else request
+
+
+def _is_new(engine: Any, request: LoRARequest) -> bool:
+    """Whether the engine has to admit the adapter first. Raises ValueError where it cannot have the adapter's id."""
     if request.load_inplace:
-        return request
-    if _key(request) in _admitted(engine):
-        return None
-    if request.lora_int_id in {adapter_id for adapter_id, _ in _admitted(engine)}:
-        raise ValueError(
-            f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of its "
-            "own, or set load_inplace to replace it."
-        )
-    return request
-
-
-def _remember(engine: Any, request: LoRARequest) -> None:
-    admitted = _admitted(engine)
-    admitted -= {key for key in admitted if key[0] == request.lora_int_id}
-    admitted.add(_key(request))
+        return True
+    admissions = Admissions.of(engine)
+    if admissions.has(request):
+        return False
+    admissions.check_id(request)
+    return True
 
 
 def _as_loaded(bound: inspect.BoundArguments) -> inspect.BoundArguments:
@@ -120,12 +95,12 @@ def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_request)
     def gated(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
-        adapter = _new_adapter(self, bound)
-        if adapter is not None:
-            check_folder(self.vllm_config.model_config, adapter.lora_path)
+        adapter = _adapter_of(self, bound)
+        if adapter is not None and _is_new(self, adapter):
+            check_folder(self.vllm_config, adapter.lora_path)
             with _refusals():
                 self.add_lora(adapter)
-            _remember(self, adapter)
+            Admissions.of(self).remember(adapter)
             bound = _as_loaded(bound)
         return add_request(*bound.args, **bound.kwargs)
 
@@ -138,12 +113,15 @@ def _admit_first_async(add_request: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_request)
     async def gated(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
-        adapter = _new_adapter(self, bound)
-        if adapter is not None:
-            with _refusals():
-                await self.add_lora(adapter)
-            bound = _as_loaded(bound)
-        return await add_request(*bound.args, **bound.kwargs)
+        adapter = _adapter_of(self, bound)
+        if adapter is None:
+            return await add_request(*bound.args, **bound.kwargs)
+        async with Admissions.of(self).leaving(adapter):
+            if _is_new(self, adapter):
+                with _refusals():
+                    await self.add_lora(adapter)
+                bound = _as_loaded(bound)
+            return await add_request(*bound.args, **bound.kwargs)
 
     return gated
 
@@ -163,10 +141,18 @@ def _refusals() -> Iterator[None]:
 def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
     async def remembering(self: Any, lora_request: LoRARequest) -> Any:
-        await asyncio.to_thread(check_folder, self.vllm_config.model_config, lora_request.lora_path)
-        result = await add_lora(self, lora_request)
-        _remember(self, lora_request)
-        lora_request.load_inplace = False  # the server keeps it for later requests; vLLM 0.33 resets it likewise
+        load = loads.current()
+        if load is not None:
+            load.number(lora_request)
+        try:
+            await asyncio.to_thread(check_folder, self.vllm_config, lora_request.lora_path)
+            result = await add_lora(self, lora_request)
+        except Exception as error:
+            if load is not None:
+                load.refusal = find_refusal(str(error))
+            raise
+        Admissions.of(self).remember(lora_request)
+        lora_request.load_inplace = False  # whoever keeps it would have every later request load the folder again
         return result
 
     return remembering
@@ -175,8 +161,16 @@ def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
 def _forget_admission(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(remove_lora)
     def forgetting(self: Any, lora_id: int) -> Any:
-        admitted = _admitted(self)
-        admitted -= {key for key in admitted if key[0] == lora_id}
+        Admissions.of(self).forget(lora_id)
         return remove_lora(self, lora_id)
+
+    return forgetting
+
+
+def _forget_admission_async(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(remove_lora)
+    async def forgetting(self: Any, lora_id: int) -> Any:
+        async with Admissions.of(self).removing(lora_id):
+            return await remove_lora(self, lora_id)
 
     return forgetting

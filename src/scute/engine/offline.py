@@ -10,6 +10,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -36,6 +40,21 @@ class Row(TypedDict):
 
 
 OUTPUT_TOKENS = 8
+OWN_ARGUMENTS = frozenset({"model", "skip_tokenizer_init", "enable_lora"})
+"""Of `vllm.LLM`, given here."""
+
+
+def check_arguments(engine: Mapping[str, Any]) -> None:
+    """Raises ValueError for an argument that `vllm.LLM` does not take, or that is given here."""
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {*signature(LLM.__init__).parameters, *(f.name for f in fields(EngineArgs))} - {"self", "kwargs"}
+    wrong = [name for name in engine if name not in known - OWN_ARGUMENTS]
+    if wrong:
+        near = get_close_matches(wrong[0], known - OWN_ARGUMENTS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{wrong[0]} is no argument of vllm.LLM that may be given here{hint}")
 
 
 def run(batch: Batch) -> list[list[Row]]:

@@ -1,14 +1,19 @@
 """What a user may set: `--additional-config '{"scute": {...}}'`."""
 
-from typing import TYPE_CHECKING
+import os
+import re
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from scute.admission.methods.oft import MAX_WIDTH
 from scute.errors import Incompatible
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+RepositoryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 class Options(BaseModel):
@@ -22,6 +27,11 @@ class Options(BaseModel):
     shared_rank: largest rank of a shared pair.
     host_memory_gib: how much all admitted adapters may take in host memory, by size of their files; half of the
     machine's memory if not given. An adapter beyond it is refused: it would have to be read in the middle of a step.
+    allowed_roots: folders, by their full paths. Adapters are read from under them, and from nowhere else.
+    allowed_repositories: repositories of the Hugging Face hub, and the commit that each is read at. If either of the
+    two is given, adapters come from what they name only, whichever call asks.
+    allowed_names: a regular expression for the whole of a name that a request looks up in them.
+    adapter_file_gib: how large the files of one adapter may be; checked before they are fetched or opened.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,6 +41,31 @@ class Options(BaseModel):
     shared_pairs: int = Field(default=4, ge=0)
     shared_rank: int = Field(default=256, ge=1)
     host_memory_gib: float | None = Field(default=None, ge=0)
+    allowed_roots: tuple[str, ...] | None = None
+    allowed_repositories: dict[RepositoryName, Commit] | None = None
+    allowed_names: str | None = None
+    adapter_file_gib: float | None = Field(default=None, gt=0)
+
+    @field_validator("allowed_roots")
+    @classmethod
+    def _are_full_paths(cls, roots: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for root in roots or ():
+            if not os.path.isabs(root) or "\0" in root:
+                raise ValueError(f"{root!r} is not the full path of a folder")
+        return roots
+
+    @field_validator("allowed_names")
+    @classmethod
+    def _is_an_expression(cls, names: str | None) -> str | None:
+        try:
+            re.compile(names or "")
+        except re.error as error:
+            raise ValueError(f"{names!r} is no regular expression: {error}") from error
+        return names
+
+    @property
+    def restricts_sources(self) -> bool:
+        return self.allowed_roots is not None or self.allowed_repositories is not None
 
     @classmethod
     def read(cls, vllm_config: "VllmConfig") -> "Options":

@@ -1,7 +1,8 @@
 """Keeps cached prefixes of one adapter from answering for the next one under the same name and path.
 
-vLLM keys a prefix on the adapter's name and path. An adapter that is removed and loaded again, or replaced in place,
-may hold other weights by then: its prefixes are counted by loads.
+vLLM keys a prefix on the adapter's name and path. An adapter that is removed and loaded again, or replaced, may hold
+other weights by then: its prefixes are counted by loads. A request keeps the count that it arrived with, so that what
+it computes on the old weights is never found by one that runs on the new.
 """
 
 import functools
@@ -13,6 +14,9 @@ from typing import Any
 _loads: Counter[tuple[str, str]] = Counter()
 """How often this process's engine loaded an adapter, by name and path."""
 
+_versions: dict[int, int] = {}
+"""Which of these loads is the one of an id."""
+
 
 def bind() -> None:
     """Wrap the engine core and the hash of its blocks, in the processes that have an engine core."""
@@ -22,26 +26,56 @@ def bind() -> None:
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.add_lora = count_loads(EngineCore.add_lora)
-    kv_cache_utils._gen_lora_extra_hash_keys = with_loads(kv_cache_utils._gen_lora_extra_hash_keys)
+    EngineCore.remove_lora = forget_version(EngineCore.remove_lora)
+    EngineCore.preprocess_add_request = keep_version(EngineCore.preprocess_add_request)
+    kv_cache_utils._gen_lora_extra_hash_keys = with_version(kv_cache_utils._gen_lora_extra_hash_keys)
 
 
 def count_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
     def counting(self: Any, lora_request: Any) -> Any:
         result = add_lora(self, lora_request)
-        _loads[lora_request.lora_name, lora_request.lora_path] += 1
+        name = lora_request.lora_name, lora_request.lora_path
+        _loads[name] += 1
+        _versions[lora_request.lora_int_id] = _loads[name]
         return result
 
     return counting
 
 
-def with_loads(generate_keys: Callable[..., Any]) -> Callable[..., Any]:
+def forget_version(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(remove_lora)
+    def forgetting(self: Any, lora_id: int) -> Any:
+        _versions.pop(lora_id, None)
+        return remove_lora(self, lora_id)
+
+    return forgetting
+
+
+def keep_version(preprocess: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(preprocess)
+    def keeping(self: Any, request: Any) -> Any:
+        made, wave = preprocess(self, request)
+        made.scute_version = _version_of(made)
+        return made, wave
+
+    return keeping
+
+
+def with_version(generate_keys: Callable[..., Any]) -> Callable[..., Any]:
     """A first load keeps vLLM's own keys."""
 
     @functools.wraps(generate_keys)
     def generating(request: Any) -> Any:
         keys = generate_keys(request)
-        loads = _loads[request.lora_request.lora_name, request.lora_request.lora_path] if keys else 0
-        return [(*head, f"{path}#{loads}") for *head, path in keys] if loads > 1 else keys
+        version = _version_of(request) if keys else 1
+        return [(*head, f"{path}#{version}") for *head, path in keys] if version > 1 else keys
 
     return generating
+
+
+def _version_of(request: Any) -> int:
+    kept: int | None = getattr(request, "scute_version", None)
+    if kept is not None or request.lora_request is None:
+        return kept or 1
+    return _versions.get(request.lora_request.lora_int_id, 1)

@@ -13,7 +13,7 @@ Call = Callable[..., Any]
 
 
 def remove_when_unused(remove_lora: Call) -> Call:
-    """Of `EngineCore`: put off while the adapter is in use, until the next call of any of the three."""
+    """Of `EngineCore`: put off while the adapter is in use, until a step or a call after its last request."""
 
     @functools.wraps(remove_lora)
     def remove(self: Any, lora_id: int) -> Any:
@@ -49,6 +49,18 @@ def list_after_removals(list_loras: Call, remove_lora: Call) -> Call:
         return list_loras(self) - _waiting(self)
 
     return listed
+
+
+def finish_after_steps(post_step: Call, remove_lora: Call) -> Call:
+    """Of `EngineCore`: requests end in steps, and one that is aborted is told to the workers in a step."""
+
+    @functools.wraps(post_step)
+    def finishing(self: Any, model_executed: bool) -> Any:
+        result = post_step(self, model_executed)
+        _finish(self, remove_lora)
+        return result
+
+    return finishing
 
 
 def _finish(core: Any, remove_lora: Call) -> None:

@@ -1,76 +1,121 @@
-"""The API server's part: refusals become HTTP 400, and unloading an adapter reaches the engine."""
+"""The API server's part: loading, unloading and looking up adapters, with the reason where one is refused."""
 
-import asyncio
 import functools
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from vllm.logger import init_logger
-
+from scute.engine import loads
+from scute.engine.admissions import Admissions
+from scute.engine.name_locks import NameLocks
+from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
-from scute.errors import Code
+from scute.engine.resolvers import resolvers_of
+from scute.engine.sources import check_name
+from scute.engine.stack_names import with_paths
+from scute.errors import Code, Refusal
 
-logger = init_logger("vllm.scute")
-
-POLL_SECONDS = 0.1
-
-_removals: set[asyncio.Task[None]] = set()
-"""Removals that wait for running requests; the event loop itself keeps only weak references to tasks."""
+Call = Callable[..., Any]
 
 
-def answer_refusals(load_lora_adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """400 with the sentence where vLLM answers 500; a folder that is not there keeps vLLM's 404."""
+def bind() -> None:
+    """Wrap the model list of the API server."""
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+
+    OpenAIServingModels.__init__ = with_resolvers(OpenAIServingModels.__init__)
+    OpenAIServingModels.load_lora_adapter = replace_or_refuse(OpenAIServingModels.load_lora_adapter)
+    OpenAIServingModels.unload_lora_adapter = release_unloaded(OpenAIServingModels.unload_lora_adapter)
+    OpenAIServingModels.resolve_lora = resolve_or_refuse(OpenAIServingModels.resolve_lora)
+
+
+def with_resolvers(init: Call) -> Call:
+    """Add the resolvers that the options call for, after those of plugins; and locks that go when they are free."""
+
+    @functools.wraps(init)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.lora_resolver_lock = NameLocks()
+        self.lora_resolvers += resolvers_of(Options.read(self.engine_client.vllm_config))
+
+    return initialise
+
+
+def replace_or_refuse(load_lora_adapter: Call) -> Call:
+    """A refusal is a 400 where vLLM answers 500, and a folder that is not there a 404, as in vLLM.
+
+    An adapter that takes over a name is loaded beside the old one, which goes when its last request ends.
+    A stack may name adapters that are loaded.
+    """
 
     @functools.wraps(load_lora_adapter)
-    async def answering(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await load_lora_adapter(self, *args, **kwargs)
+    async def loading(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[0] if args else kwargs["request"]
-        stored = self.lora_requests.get(request.lora_name)
-        if stored is not None:
-            stored.load_inplace = False  # vLLM leaves it set: every step of a later request would load the folder again
+        request.lora_path = with_paths(request.lora_path, self.lora_requests)
+        with loads.begin(self) as load:
+            result = await load_lora_adapter(self, *args, **kwargs)
         error = getattr(result, "error", None)
-        refusal = None if error is None else find_refusal(error.message)
-        if error is not None and refusal is not None:
-            is_missing = refusal.code is Code.FOLDER_MISSING
-            error.message = f"{refusal} (adapter {request.lora_name!r})"
-            error.type = "NotFoundError" if is_missing else "BadRequestError"
-            error.code = (HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_REQUEST).value
+        if error is not None:
+            refusal = load.refusal or find_refusal(error.message)
+            return result if refusal is None else _refused(result, refusal, request.lora_name)
+        old = load.replaced
+        if old is not None:
+            new, old_id = self.lora_requests[request.lora_name], old.lora_int_id
+            old.lora_int_id, old.lora_path = new.lora_int_id, new.lora_path  # for requests that are not queued yet
+            await self.engine_client.remove_lora(old_id)
         return result
 
-    return answering
+    return loading
 
 
-def release_unloaded(unload_lora_adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM only forgets the name: also remove the adapter from the engine, once no request runs on it."""
+def release_unloaded(unload_lora_adapter: Call) -> Call:
+    """vLLM only forgets the name: also remove the adapter from the engine, which waits for its requests."""
 
     @functools.wraps(unload_lora_adapter)
-    async def releasing(self: Any, request: Any) -> Any:
+    async def unloading(self: Any, request: Any) -> Any:
         adapter = self.lora_requests.get(request.lora_name)
         result = await unload_lora_adapter(self, request)
-        if adapter is not None and request.lora_name not in self.lora_requests:
-            task = asyncio.create_task(_remove_when_idle(self.engine_client, adapter.lora_int_id))
-            _removals.add(task)
-            task.add_done_callback(_finish)
+        if adapter is not None and getattr(result, "error", None) is None:
+            Admissions.of(self.engine_client).retire(adapter.lora_int_id)
+            await self.engine_client.remove_lora(adapter.lora_int_id)
         return result
 
-    return releasing
+    return unloading
 
 
-async def _remove_when_idle(client: Any, adapter_id: int) -> None:
-    idle_polls = 0
-    while idle_polls < 2:  # the abort of a request that is gone here may still be on its way to the engine
-        await asyncio.sleep(POLL_SECONDS)
-        idle_polls = 0 if _is_running(client, adapter_id) else idle_polls + 1
-    await client.remove_lora(adapter_id)
+def resolve_or_refuse(resolve_lora: Call) -> Call:
+    """A 400 with the reason, for a name that breaks the rules and for an adapter that cannot be loaded.
+
+    vLLM would answer 500 for what a resolver raises, and keeps the reason of a failed load to itself.
+    """
+
+    @functools.wraps(resolve_lora)
+    async def resolving(self: Any, lora_name: str) -> Any:
+        options = Options.read(self.engine_client.vllm_config)
+        with loads.begin(self) as load:
+            try:
+                if options.restricts_sources and lora_name not in self.lora_requests:
+                    check_name(lora_name, options)  # before any resolver, of other plugins too
+                result = await resolve_lora(self, lora_name)
+            except Refusal as refusal:
+                load.refusal = refusal
+                result = _error()
+        if getattr(result, "error", None) is not None and load.refusal is not None:
+            return _refused(result, load.refusal, lora_name, missing=HTTPStatus.BAD_REQUEST)
+        return result
+
+    return resolving
 
 
-def _finish(task: asyncio.Task[None]) -> None:
-    _removals.discard(task)
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("An unloaded adapter was not removed from the engine", exc_info=task.exception())
+def _error() -> Any:
+    from vllm.entrypoints.serve import create_error_response
+
+    return create_error_response("")
 
 
-def _is_running(client: Any, adapter_id: int) -> bool:
-    states = client.output_processor.request_states.values()
-    return any(s.lora_request is not None and s.lora_request.lora_int_id == adapter_id for s in states)
+def _refused(response: Any, refusal: Refusal, name: str, *, missing: HTTPStatus = HTTPStatus.NOT_FOUND) -> Any:
+    """The response with the refusal in it. missing: status for a folder that is not there."""
+    status = missing if refusal.code is Code.FOLDER_MISSING else HTTPStatus.BAD_REQUEST
+    response.error.message = f"{refusal} (adapter {name!r})"
+    response.error.type = "NotFoundError" if status is HTTPStatus.NOT_FOUND else "BadRequestError"
+    response.error.code = status.value
+    return response

@@ -59,7 +59,13 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.core:EngineCore.list_loras": ("self",),
+    "vllm.v1.engine.core:EngineCore.post_step": ("self", "model_executed"),
+    "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("self", "request"),
+    "vllm.lora.resolver:LoRAResolver.resolve_lora": ("self", "base_model_name", "lora_name"),
     "vllm.config.lora:LoRAConfig.compute_hash": ("self",),
+    "vllm.v1.worker.gpu_input_batch:InputBatch.make_lora_inputs": (
+        "self", "num_scheduled_tokens", "num_sampled_tokens",
+    ),
     "vllm.v1.worker.gpu.lora_utils:LoraState.get_activate_loras": ("self", "req_ids"),
     "vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs": (
         "self", "req_ids", "idx_mapping", "num_scheduled_tokens",
@@ -80,8 +86,10 @@ FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.llm_engine:LLMEngine.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora": ("self", "lora_id"),
+    f"{_MODELS}.__init__": ("self", "engine_client", "base_model_paths", "lora_modules"),
     f"{_MODELS}.load_lora_adapter": ("self", "request", "base_model_name"),
     f"{_MODELS}.unload_lora_adapter": ("self", "request"),
+    f"{_MODELS}.resolve_lora": ("self", "lora_name"),
 }
 """The same for the processes that are a front end; only they import these modules."""
 
@@ -97,6 +105,8 @@ USES: dict[str, str] = {
     f"{_WORKER}:WorkerLoRAManager.set_active_adapters": "set_adapter_mapping",
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin._set_active_loras": "LoRAMapping",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": "LoraState",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.set_active_loras": "make_lora_inputs",
+    "vllm.v1.engine.core:EngineCoreProc._process_engine_step": "post_step",
 }
 """Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
 

@@ -1,5 +1,6 @@
 """vLLM's LoRA worker manager, which keeps the ranks in step."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.lora.lora_model import LoRAModel
@@ -24,7 +25,7 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
         return self._adapter_manager.lora_model_of(lora_request)
 
-    def _apply_adapters(self, lora_requests: set[LoRARequest]) -> None:
+    def _apply_adapters(self, lora_requests: Iterable[LoRARequest]) -> None:
         """In order of id: a set of names iterates differently on every rank, and admission is a collective."""
         manager = self._adapter_manager
         requests = {request.lora_int_id: request for request in lora_requests if request}

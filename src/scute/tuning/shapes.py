@@ -1,6 +1,5 @@
 """The fused projections of a base model, as vLLM holds them on one rank."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,13 +11,9 @@ def read_shapes(folder: Path, tensor_parallel_size: int = 1) -> tuple[LayerShape
 
     Raises ValueError if transformers knows no such model, or if a projection cannot be cut into that many parts.
     """
-    import torch
-    from transformers import AutoConfig
+    from scute.admission.base_folder import read_base
 
-    from scute.admission.base import BaseModel
-
-    json.loads((folder / "config.json").read_text())  # its errors are clearer than those of transformers
-    base = BaseModel.from_config(AutoConfig.from_pretrained(folder), torch.float16)
+    base = read_base(folder)
     sizes = {name: (p.in_features, p.out_features) for name, p in base.projections.items() if name != base.output_head}
     return tuple(dict.fromkeys(fuse(sizes, tensor_parallel_size)))
 

@@ -14,6 +14,8 @@ def only_pair(members: Mapping[str, Member]) -> SharedPair | None:
     """The shared pair of an adapter. Raises ValueError for two of them, and for factors that are shared without one."""
     pairs: dict[int, SharedPair] = {}
     for name, member in members.items():
+        if sum(term.pair is not None for term in member.terms) > 1:
+            raise ValueError(f"{name}: a member has at most one term on the pair")
         for term in member.terms:
             if {term.a_owner, term.b_owner} != {Owner.ADAPTER if term.pair is None else Owner.SHARED}:
                 raise ValueError(f"{name}: a term has both factors of its own, or both of a shared pair")

@@ -1,9 +1,10 @@
 """manifest.json of a compiled folder: what the tensors beside it are, and where they came from."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
@@ -12,7 +13,9 @@ from scute.errors import Code, Refusal
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "members.safetensors"
-FORMAT: Literal[1] = 1
+DIGEST = "sha256"
+"""The field that has the digest of all others."""
+FORMAT: Final = 1
 """Raised when a reader of the last format would read a folder wrongly."""
 
 Slot = Literal["R", "s", "magnitude", "b.replaced", "b.shift", "b.factor"]
@@ -49,6 +52,8 @@ class MemberEntry(Entry):
         resolved = "s" in self.slots or "R" in self.slots or any("e" in term.vectors for term in self.terms)
         if "magnitude" in self.slots and resolved:
             raise ValueError("a member with a magnitude has neither s, R nor e")
+        if sum(term.shared for term in self.terms) > 1:
+            raise ValueError("a member has at most one term on the pair")
         return self
 
 
@@ -62,7 +67,7 @@ class PairEntry(Entry):
 
 
 class SourceEntry(Entry):
-    """The PEFT folder. sha256: digest of each of its files, by name."""
+    """A folder that was compiled. sha256: digest of each of its files, by name."""
 
     folder: str
     peft_version: str | None
@@ -82,12 +87,12 @@ class WeightsEntry(Entry):
 
 
 class Manifest(Entry):
-    """The whole file. method: ASCII; source: null where no folder was compiled, as for SSF."""
+    """The whole file but for its digest. method: ASCII; source: a list for a stack, null where there was no folder."""
 
-    format: Literal[1]
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]  # a Literal would take true for 1
     scute: str
     method: Annotated[str, Field(pattern="^[ -~]{1,64}$")]
-    source: SourceEntry | None
+    source: SourceEntry | list[SourceEntry] | None
     base: BaseEntry
     weights: WeightsEntry
     pair: PairEntry | None
@@ -105,12 +110,18 @@ class Manifest(Entry):
         return self
 
     def write(self, folder: Path) -> None:
-        text = json.dumps(self.model_dump(), indent=1, ensure_ascii=False, allow_nan=False)
+        content = self.model_dump()
+        text = json.dumps(content | {DIGEST: content_digest(content)}, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
 
 
+def content_digest(content: dict[str, Any]) -> str:
+    """sha256 of a manifest without its digest, however it is spaced and ordered."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """Refuses FOLDER_UNREADABLE, COMPILED_VERSION and COMPILED_MANIFEST; raises OSError."""
+    """Refuses FOLDER_UNREADABLE, COMPILED_VERSION, COMPILED_MANIFEST and COMPILED_HASH; raises OSError."""
     if not (folder / MANIFEST_FILE).is_file():  # a pipe would be waited for
         raise Refusal(Code.FOLDER_UNREADABLE, f"{MANIFEST_FILE} is not a file.")
     try:
@@ -124,8 +135,9 @@ def read_manifest(folder: Path) -> Manifest:
             f"{MANIFEST_FILE}: format {version} is not read by this Scute, which reads format {FORMAT}. Compile the "
             "adapter again with this Scute, or serve it with the one that wrote it.",
         )
+    told = raw.pop(DIGEST, None) if isinstance(raw, dict) else None
     try:
-        return Manifest.model_validate(raw)
+        manifest = Manifest.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
@@ -133,6 +145,13 @@ def read_manifest(folder: Path) -> Manifest:
             Code.COMPILED_MANIFEST,
             f"{MANIFEST_FILE}: {where}: {first['msg']}. Compile the adapter again.",
         ) from error
+    if told != content_digest(raw):
+        raise Refusal(
+            Code.COMPILED_HASH,
+            f"{MANIFEST_FILE} is not what its own {DIGEST} was taken of: it was edited after it was "
+            "written. Copy the folder again, or compile the adapter again.",
+        )
+    return manifest
 
 
 def is_compiled(folder: Path) -> bool:

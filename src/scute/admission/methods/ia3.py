@@ -5,8 +5,8 @@ PEFT 0.21.2: `peft.tuners.ia3.layer.Linear`.
     y = (x W + b) ⊙ l        ia3_l [out, 1], a projection that feedforward_modules does not name
     y = (x ⊙ l) W + b        ia3_l [1, in], one that it does name
 
-The base bias is scaled on the output side and not on the input side. On the down projection of a gated MLP, l is
-the output scale of the up projection (paper, section 3.1); on any other module it is a diagonal R.
+The base bias is scaled on the output side and not on the input side. On the input side l is a diagonal R, which
+`admission/gated.py` makes a scale of the up projection where the MLP is gated (paper, section 3.1).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from scute.admission.methods.method import Method
 from scute.admission.patterns import whole_name
 from scute.admission.sites import Site
 from scute.admission.tensors import CONFIG_FILE, Tensors
-from scute.algebra.fold import product
 from scute.algebra.form import Bias, Member, Rotation
 from scute.errors import Code, Refusal
 
@@ -36,22 +35,15 @@ class Ia3Config(AdapterConfig):
     feedforward_modules: Names | None = None
 
 
-def build(config: Ia3Config, sites: Mapping[str, Site], base: BaseModel, _: Tensors) -> dict[str, Member]:
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
-    for module, site in sites.items():
-        side = inputs if _is_feed_forward(config, site) else outputs
-        side[module] = _take_vector(site, side is inputs)
-    for down in [module for module in inputs if module in base.gated_up]:
-        up, vector = base.gated_up[down], inputs.pop(down)
-        outputs[up] = product(outputs[up], vector) if up in outputs else vector
-    modules = [module for module in base.projections if module in inputs or module in outputs]
-    return {module: _member(inputs.get(module), outputs.get(module)) for module in modules}
+def build(config: Ia3Config, sites: Mapping[str, Site], _: BaseModel, __: Tensors) -> dict[str, Member]:
+    return {module: _member(site, _is_feed_forward(config, site)) for module, site in sites.items()}
 
 
-def _member(input_scale: Tensor | None, output_scale: Tensor | None) -> Member:
-    rotation = None if input_scale is None else Rotation(input_scale[:, None, None])
-    return Member(rotation, output_scale, Bias(scaled=output_scale is not None))
+def _member(site: Site, is_feed_forward: bool) -> Member:
+    vector = _take_vector(site, is_feed_forward)
+    if is_feed_forward:
+        return Member(rotation=Rotation(vector[:, None, None]))
+    return Member(scale=vector, bias=Bias(scaled=True))
 
 
 def _take_vector(site: Site, is_feed_forward: bool) -> Tensor:
