@@ -74,7 +74,7 @@ def randomise(model: nn.Module, spread: float = 0.3) -> None:
     """Give every trained parameter a random value; magnitudes stay near the norms they start from."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or "ranknum" in name:  # of AdaLoRA; it is init_r, and is not saved
             continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         is_factor = "magnitude" in name or "ia3_l" in name

@@ -39,7 +39,11 @@ def test_qwen2():
     assert base.projections["model.layers.1.self_attn.k_proj"] == Projection(32, 16, has_bias=True)
     assert base.projections["lm_head"] == Projection(32, 40, has_bias=False)
     assert base.gated_up["model.layers.0.mlp.down_proj"] == "model.layers.0.mlp.up_proj"
-    assert (base.output_head, base.embeddings, base.dtype) == ("lm_head", ("model.embed_tokens",), torch.bfloat16)
+    assert (base.output_head, base.embeddings, base.dtype) == (
+        "lm_head",
+        {"model.embed_tokens": (40, 32)},
+        torch.bfloat16,
+    )
     assert QWEN.dtype is None
 
 

@@ -3,12 +3,13 @@
 import dataclasses
 
 import pytest
-from peft import IA3Config, LoraConfig, OFTConfig, VeraConfig
+from peft import AdaLoraConfig, IA3Config, LoraConfig, OFTConfig, VeraConfig
 
-from scute.admission.methods import dora, ia3, lora, oft, vera
+from scute.admission.methods import adalora, dora, ia3, lora, oft, vera
 
 PEFT_CONFIGS = {
     lora.METHOD: LoraConfig,
+    adalora.METHOD: AdaLoraConfig,
     dora.METHOD: LoraConfig,
     ia3.METHOD: IA3Config,
     vera.METHOD: VeraConfig,

@@ -75,6 +75,15 @@ def test_a_rotation_that_does_not_exist(tmp_path, base):
     assert refused(tmp_path, base).code is Code.TENSOR_NOT_FINITE
 
 
+def test_a_name_of_very_many_modules(lora, base):
+    rewrite_config(lora, modules_to_save=[f"module{i}" for i in range(10**5)])
+    name = "base_model.model." + "a." * 10**5 + "weight"
+    rewrite_tensors(lora, lambda tensors: tensors | {name: torch.ones(2)})
+    start = time.monotonic()
+    assert refused(lora, base).code is Code.CONFIG_UNSUPPORTED_FIELD
+    assert time.monotonic() - start < 10
+
+
 @pytest.mark.parametrize("shape", [[0, 2**63], [2**64 - 1, 0], [0, 2**62, 2**62]])
 @pytest.mark.parametrize("values", [True, False])
 def test_a_shape_that_no_tensor_has(lora, base, shape: list[int], values: bool):

@@ -189,7 +189,7 @@ def test_pickle_beside_safetensors_is_ignored(copy_of, base):
 BAD_CONFIGS = [
     ("lora", {"peft_type": ...}, Code.CONFIG_INVALID, "peft_type"),
     ("lora", {"peft_type": 3}, Code.CONFIG_INVALID, "peft_type"),
-    ("lora", {"peft_type": "ADALORA"}, Code.METHOD_UNSUPPORTED, "ADALORA"),
+    ("lora", {"peft_type": "BOFT"}, Code.METHOD_UNSUPPORTED, "BOFT"),
     ("lora", {"peft_type": "LOHA"}, Code.METHOD_UNSUPPORTED, "VeRA (VERA)"),
     ("lora", {"peft_type": "lora"}, Code.METHOD_UNSUPPORTED, "lora"),
     *[("lora", {"r": r}, Code.CONFIG_INVALID, "field r") for r in ("abc", "4", None, 0, -4, 4.5, True, ..., [4])],

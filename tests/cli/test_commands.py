@@ -112,6 +112,7 @@ def test_methods_lists_table_1_and_every_format():
     assert {name: row["peft_type"] for name, row in rows.items()} == {
         "LoRA": "LORA",
         "rsLoRA": "LORA",
+        "AdaLoRA": "ADALORA",
         "DoRA": "LORA",
         "(IA)3": "IA3",
         INPUTS: "IA3",

@@ -3,12 +3,12 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # transformers 5.19 model types whose MLP was read and is down_proj(act_fn(gate_proj(x)) * up_proj(x)).
 GATED_MODEL_TYPES = frozenset(
@@ -58,16 +58,28 @@ class BaseModel:
     gated_up: down projection to the up projection whose output it multiplies into, for gated MLPs only:
     down(act(gate(x)) * up(x)). dtype: what the base weights are served in (VeRA's regenerated pair is
     rounded through it). output_head: the projection to the vocabulary, which "all-linear" leaves out.
-    embeddings: the names of the embeddings; none of them can be served. num_parameters: elements of all weights,
-    tied ones once.
+    embeddings: the names of the embeddings with their shapes, [rows, width]; none of them can be served.
+    num_parameters: elements of all weights, tied ones once. tied: parameter to the one of which it is another name.
+    read_weight: the stored parameter of a name, None where it cannot be read; None where the config alone is known.
     """
 
     projections: Mapping[str, Projection]
     gated_up: Mapping[str, str]
     dtype: torch.dtype
     output_head: str | None = None
-    embeddings: tuple[str, ...] = ()
+    embeddings: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     num_parameters: int = 0
+    tied: Mapping[str, str] = field(default_factory=dict)
+    read_weight: Callable[[str], Tensor | None] | None = field(default=None, compare=False, repr=False)
+
+    def with_weights(self, read: Callable[[str], Tensor | None]) -> Self:
+        """The same base model, with the weights to hold copies against; a tied one may be stored under either name."""
+
+        def read_weight(name: str) -> Tensor | None:
+            stored = read(name)
+            return read(self.tied[name]) if stored is None and name in self.tied else stored
+
+        return replace(self, read_weight=read_weight)
 
     @property
     def fingerprint(self) -> str:
@@ -107,8 +119,13 @@ class BaseModel:
             gated_up=dict(_gated_pairs(projections)) if gated else {},
             dtype=dtype,
             output_head=_output_head(model),
-            embeddings=tuple(name for name, module in modules.items() if isinstance(module, nn.Embedding)),
+            embeddings={
+                name: (module.num_embeddings, module.embedding_dim)
+                for name, module in modules.items()
+                if isinstance(module, nn.Embedding)
+            },
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            tied=_tied(model),
         )
 
 
@@ -138,6 +155,12 @@ def _gated_pairs(projections: Mapping[str, Projection]) -> Iterator[tuple[str, s
         gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
         if leaf == "down_proj" and gate in projections and up in projections:
             yield down, up
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: kept for name, parameter in named if (kept := first.setdefault(id(parameter), name)) != name}
 
 
 def _output_head(model: nn.Module) -> str | None:

@@ -1,6 +1,8 @@
 """The folder of a base model: what admission knows of it, and its weights from safetensors, one at a time."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def base_of(folder: Path, config: Any) -> BaseModel:
         raise _bad_config(folder, error) from error
     if not base.projections.keys() - {base.output_head}:
         raise _bad_config(folder, "it has no layers with linear projections")
-    return base
+    return base.with_weights(weight_reader(folder))
 
 
 def read_hf_config(folder: Path) -> Any:
@@ -51,6 +53,22 @@ def _bad_config(folder: Path, reason: object) -> ValueError:
     )
 
 
+def weight_reader(folder: Path) -> Callable[[str], Tensor | None]:
+    """A function from the name of a parameter to what the folder stores of it, None where that cannot be read."""
+
+    @functools.cache
+    def weights() -> BaseWeights:
+        return BaseWeights(folder)
+
+    def read(name: str) -> Tensor | None:
+        try:
+            return weights().stored(name)
+        except (Refusal, OSError):  # why does not matter: what should be compared with it is refused
+            return None
+
+    return read
+
+
 class BaseWeights:
     """A base model's folder. No more than the weight that is asked for is ever in memory."""
 
@@ -67,6 +85,17 @@ class BaseWeights:
     def read(self, module: str, projection: Projection) -> Tensor:
         """W of the projection, [in, out], float32, on the device. Refuses CONVERSION_WEIGHT if it is not there."""
         name = f"{module}.weight"
+        stored = self.stored(name)
+        shape = (projection.in_features, projection.out_features)
+        weight = stored if projection.transposed else stored.T
+        if tuple(weight.shape) != shape:
+            raise self._refusal(name, f"has shape {list(stored.shape)}, so it is packed or of another model")
+        if not weight.isfinite().all():
+            raise self._refusal(name, "holds NaN or infinity")
+        return weight.to(self._device, torch.float32)
+
+    def stored(self, name: str) -> Tensor:
+        """The parameter of that name as it is stored, on the CPU. Refuses CONVERSION_WEIGHT if it is not there."""
         path = self._folder / (WEIGHT_FILE if self._files is None else self._files.get(name, WEIGHT_FILE))
         if not path.exists():
             raise self._refusal(name, "is not in the folder")
@@ -79,13 +108,7 @@ class BaseWeights:
             raise self._refusal(name, f"cannot be read ({error})") from error
         if stored.dtype not in FLOATS:
             raise self._refusal(name, f"is {stored.dtype}, so it is quantised")
-        shape = (projection.in_features, projection.out_features)
-        weight = stored if projection.transposed else stored.T
-        if tuple(weight.shape) != shape:
-            raise self._refusal(name, f"has shape {list(stored.shape)}, so it is packed or of another model")
-        if not weight.isfinite().all():
-            raise self._refusal(name, "holds NaN or infinity")
-        return weight.to(self._device, torch.float32)
+        return stored
 
     def _refusal(self, name: str, what: str) -> Refusal:
         return Refusal(

@@ -8,11 +8,13 @@ from scute.admission.checkpoint import Checkpoint, open_checkpoint
 from scute.admission.compiled.manifest import is_compiled
 from scute.admission.compiled.reader import check_files, read_folder
 from scute.admission.config import read_config
+from scute.admission.copies import drop_copies, take_modules_to_save
 from scute.admission.gated import onto_up_projections
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
-from scute.admission.sites import find_sites, module_of
+from scute.admission.sites import find_sites, module_of, modules_in
 from scute.admission.targets import check_targets
+from scute.admission.text_model import named_as_trained
 from scute.algebra.form import AdapterForm
 
 
@@ -54,7 +56,8 @@ def check_alone(folder: Path, reasons: Reasons) -> None:
     method = None if checkpoint is None else reasons.attempt(method_of, checkpoint.config)
     if checkpoint is not None and method is not None:
         reasons.attempt(method.check, checkpoint.config, checkpoint.tensors)
-        read_config(method.config, checkpoint.config, reasons)
+        whole = take_modules_to_save(checkpoint.config.get("modules_to_save"), checkpoint.tensors)
+        read_config(method.config, checkpoint.config, reasons, {"modules_to_save": whole})
         for name in checkpoint.tensors.names:
             if name not in method.shared:
                 reasons.attempt(module_of, name, method.suffixes, None)
@@ -67,8 +70,11 @@ def compile_checkpoint(checkpoint: Checkpoint, base: BaseModel) -> AdapterForm |
     if method is None:
         return None
     reasons.attempt(method.check, checkpoint.config, tensors)
-    config = read_config(method.config, checkpoint.config, reasons)
+    whole = take_modules_to_save(checkpoint.config.get("modules_to_save"), tensors)
+    config = read_config(method.config, checkpoint.config, reasons, {"modules_to_save": whole})
+    base, names = named_as_trained(modules_in(tensors, method.suffixes), base)
     num_reasons = len(reasons.found)
+    drop_copies(tensors, base, biases=getattr(config, "bias", "none") == "none")
     sites = find_sites(tensors, method.suffixes, method.shared, base)
     if config is None:
         return None
@@ -80,4 +86,4 @@ def compile_checkpoint(checkpoint: Checkpoint, base: BaseModel) -> AdapterForm |
     if getattr(config, "bias", "none") == "all":
         members |= bias_only_members(tensors, sites, base)
     tensors.refuse_left_overs()
-    return AdapterForm(method.name, members)
+    return AdapterForm(method.name, {names[module]: member for module, member in members.items()})

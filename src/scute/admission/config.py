@@ -73,15 +73,18 @@ class AdapterConfig(BaseModel):
 Config = TypeVar("Config", bound=AdapterConfig)
 
 
-def read_config(model: type[Config], raw: Mapping[str, Any], reasons: Reasons) -> Config | None:
+def read_config(
+    model: type[Config], raw: Mapping[str, Any], reasons: Reasons, remarks: Mapping[str, str] | None = None
+) -> Config | None:
     """Check every field of the JSON and return the used ones; None if one of these has no meaning.
 
+    remarks: what the file adds to the reason against a field.
     Refuses CONFIG_UNSUPPORTED_FIELD, CONFIG_UNKNOWN_FIELD or CONFIG_INVALID, naming the field.
     """
     used = model.model_fields.keys() - model.absent
     for name, value in raw.items():
         if name not in used and name not in model.inert and _is_on(name, value, model):
-            reasons.add(_refusal_of(name, value, model))
+            reasons.add(_refusal_of(name, value, model, (remarks or {}).get(name, "")))
     try:
         return model.model_validate({name: value for name, value in raw.items() if name in used})
     except ValidationError as error:
@@ -96,11 +99,12 @@ def _is_on(name: str, value: Any, model: type[AdapterConfig]) -> bool:
     return bool(value) or (isinstance(value, dict) and name in model.refused)
 
 
-def _refusal_of(name: str, value: Any, model: type[AdapterConfig]) -> Refusal:
+def _refusal_of(name: str, value: Any, model: type[AdapterConfig], remark: str) -> Refusal:
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     if name in model.refused:
         reason = model.refused[name]
-        return Refusal(Code.CONFIG_UNSUPPORTED_FIELD, f"{CONFIG_FILE}: field {name} = {shown}: {reason}.")
+        sentence = f"{CONFIG_FILE}: field {name} = {shown}: {reason}."
+        return Refusal(Code.CONFIG_UNSUPPORTED_FIELD, f"{sentence} {remark}".rstrip())
     return Refusal(
         Code.CONFIG_UNKNOWN_FIELD,
         f"{CONFIG_FILE}: field {name} = {shown} is unknown to Scute. A newer PEFT may have written it; "

@@ -20,6 +20,13 @@ EMBEDDING_SUFFIXES = (
 )
 
 
+PACKED = {
+    **dict.fromkeys(("qkv_proj", "c_attn", "query_key_value", "W_pack"), ("q_proj", "k_proj", "v_proj")),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Projections that some models hold as one, and what others hold in its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One adapted projection and its part of the file."""
@@ -61,6 +68,12 @@ def find_sites(tensors: Tensors, suffixes: Iterable[str], shared: Iterable[str],
     return {m: Site(m, projection, tensors) for m, projection in base.projections.items() if m in modules}
 
 
+def modules_in(tensors: Tensors, suffixes: tuple[str, ...]) -> set[str]:
+    """The modules that the names of tensors have, whether or not there are such modules."""
+    paths = (name.removeprefix(PREFIX) for name in tensors.names if name.startswith(PREFIX))
+    return {module for path in paths if (module := _without_suffix(path, suffixes)) is not None}
+
+
 def _module_or_refused(tensors: Tensors, name: str, suffixes: tuple[str, ...], base: BaseModel) -> str | None:
     try:
         return module_of(name, suffixes, base)
@@ -75,10 +88,16 @@ def module_of(name: str, suffixes: tuple[str, ...], base: BaseModel | None) -> s
 
     Without a base model the spelling alone is checked.
     """
+    if name.endswith("dora_scale"):
+        raise Refusal(
+            Code.METHOD_UNSUPPORTED,
+            f"{name} is the magnitude of DoRA as LyCORIS writes it, whose norms are taken the other way. Scute serves "
+            "DoRA as PEFT writes it, with lora_magnitude_vector.",
+        )
     if not name.startswith(PREFIX) or name.removeprefix(PREFIX).split(".")[0] in WRAPPERS:
         raise _wrong_spelling(name, _expected_spelling(name))
     path = name.removeprefix(PREFIX)
-    _refuse_unsupported(name, path)
+    _refuse_unsupported(name, path, base)
     module = _without_suffix(path, suffixes)
     if module is None:
         _refuse_adapter_name(name, path, suffixes)
@@ -92,16 +111,13 @@ def _without_suffix(path: str, suffixes: tuple[str, ...]) -> str | None:
     return next((path.removesuffix(f".{s}") for s in suffixes if path.endswith(f".{s}")), None)
 
 
-def _refuse_unsupported(name: str, path: str) -> None:
+def _refuse_unsupported(name: str, path: str, base: BaseModel | None) -> None:
     if path.endswith(EMBEDDING_SUFFIXES):
         what = "it adapts an embedding, and Scute serves linear projections only"
     elif "experts" in path.split("."):
         what = "it adapts an expert of a mixture-of-experts layer, which Scute does not serve"
-    elif path.endswith(".base_layer.weight"):
-        what = (
-            "it is a copy of a base weight, which PEFT saves where an embedding or the head is adapted, and Scute "
-            "adapts neither; if none is, save with save_pretrained(..., save_embedding_layers=False)"
-        )
+    elif path.endswith(".base_layer.weight") and base is not None:
+        what = "it is a copy of a base weight, which PEFT saves for the embedding and the output head alone"
     else:
         return
     raise Refusal(Code.MODULE_UNSUPPORTED, f"{name} is not supported: {what}.")
@@ -135,9 +151,26 @@ def no_module(name: str, module: str, base: BaseModel) -> Refusal:
     """The refusal of a tensor whose module the base model does not have, or has as an embedding."""
     if module in base.embeddings:
         return Refusal(Code.MODULE_UNSUPPORTED, f"{name} adapts the embedding {module}; Scute serves projections only.")
+    hint = _packed_otherwise(module, base)
+    if hint:
+        return Refusal(Code.TENSOR_NO_MODULE, f"{name}: the base model has no linear projection {module}; {hint}.")
     nearest = difflib.get_close_matches(module, base.projections, n=3, cutoff=0.5)
     hint = f" Nearest: {', '.join(nearest)}." if nearest else ""
     return Refusal(
         Code.TENSOR_NO_MODULE,
         f"{name}: the base model has no linear projection {module}.{hint} Is this the adapter's base model?",
     )
+
+
+def _packed_otherwise(module: str, base: BaseModel) -> str:
+    """What the base model has in place of a projection that is packed, or of a part of one; empty for neither."""
+    parent, _, leaf = module.rpartition(".")
+    for packed, parts in PACKED.items():
+        if leaf == packed and all(f"{parent}.{part}" in base.projections for part in parts):
+            return (
+                f"it has {', '.join(parts)} in its place, and no file says in which order {packed} holds their rows. "
+                f"Split the adapter into these, or serve it on the base model that has {packed}"
+            )
+        if leaf in parts and f"{parent}.{packed}" in base.projections:
+            return f"it has {packed} in place of {', '.join(parts)}. Serve it on the base model that has {leaf}"
+    return ""

@@ -64,6 +64,9 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._left[name].shape)
 
+    def num_bytes(self, name: str) -> int:
+        return self._left[name].nbytes
+
     def discard(self, name: str) -> None:
         """Count a tensor as taken whose name was refused."""
         del self._left[name]

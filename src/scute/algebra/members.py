@@ -26,7 +26,7 @@ class Row:
 
 
 def table1() -> tuple[Row, ...]:
-    """Table 1 of the paper, worked out by `fold` on one example member per method."""
+    """Table 1 of the paper, worked out by `fold` on one example member per method; AdaLoRA beside it."""
     return tuple(_row(method, member) for method, member in _examples().items())
 
 
@@ -52,6 +52,7 @@ def _examples() -> dict[str, Member]:
     shared = Term(a, b, 2.0, vector[:2], vector, Owner.SHARED, Owner.SHARED, pair)
     return {
         "LoRA": Member(terms=(Term(a, b, 2.0),)),
+        "AdaLoRA": Member(terms=(Term(a, b, 2.0, vector[:2]),)),
         "DoRA": Member(scale=vector, terms=(Term(a, b, 2.0, e=vector),)),
         "(IA)3": Member(scale=vector, bias=Bias(scaled=True)),
         "SSF": ssf(vector, vector),

@@ -74,7 +74,7 @@ CATALOGUE: dict[Code, Entry] = {
         "Serve the config that was saved with these tensors, on the base model that they were trained on.",
     ),
     Code.METHOD_UNSUPPORTED: Entry(
-        "The peft_type is not one that Scute serves.",
+        "The peft_type, or the convention of a tensor, is not one that Scute serves.",
         "See `scute methods`; merge the adapter into the base model to serve it alone.",
     ),
     Code.METHOD_OLD_FORMAT: Entry(

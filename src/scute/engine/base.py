@@ -3,7 +3,10 @@
 import os
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from scute.admission.base import BaseModel
+from scute.admission.base_folder import weight_reader
 from scute.admission.stacks import compile_stack, folders_of
 from scute.engine.options import Options
 from scute.engine.sources import locate
@@ -13,9 +16,22 @@ from scute.errors import Incompatible
 def base_model_of(model_config: Any) -> BaseModel:
     """The base model as PEFT sees it, in the dtype that it is served in. Raises Incompatible."""
     try:
-        return BaseModel.from_config(model_config.hf_config, model_config.dtype)
+        base = BaseModel.from_config(model_config.hf_config, model_config.dtype)
     except ValueError as error:
         raise Incompatible(f"Scute does not know the projections of this model: {error}") from error
+    folder = _weight_folder(model_config)
+    return base if folder is None else base.with_weights(weight_reader(folder))
+
+
+def _weight_folder(model_config: Any) -> Path | None:
+    """The folder with the weights that vLLM serves, or None where they are no folder of this machine."""
+    source = getattr(model_config, "model_weights", None) or model_config.model
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        return Path(snapshot_download(source, revision=model_config.revision, local_files_only=True))
+    except (OSError, ValueError):  # not in the cache, or no name of a repository
+        return None
 
 
 def check_folder(vllm_config: Any, path: str) -> None:

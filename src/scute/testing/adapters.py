@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import IA3Config, LoraConfig, OFTConfig, PeftConfig, VeraConfig, get_peft_model
+from peft import AdaLoraConfig, IA3Config, LoraConfig, OFTConfig, PeftConfig, VeraConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,6 +41,7 @@ AMPLIFIED: Mapping[str, Recipe] = {
     "lora-r8": Recipe("LoRA", LoraConfig, 1, ALL_LINEAR, {"r": 8, "lora_alpha": 32}, 3),
     "lora-r3": Recipe("LoRA", LoraConfig, 2, ("q_proj", "v_proj", "down_proj"), {"r": 3, "lora_alpha": 24}, 5),
     "rslora-r16": Recipe("LoRA", LoraConfig, 3, ALL_LINEAR, {"r": 16, "lora_alpha": 16, "use_rslora": True}, 2),
+    "adalora": Recipe("AdaLoRA", AdaLoraConfig, 12, ALL_LINEAR, {"init_r": 12, "lora_alpha": 96, "total_step": 10}, 3),
     "dora": Recipe("DoRA", LoraConfig, 4, ALL_LINEAR, {"r": 16, "lora_alpha": 32, "use_dora": True}, 1.5),
     "dora-odd": Recipe(
         "DoRA", LoraConfig, 5, ("q_proj", "o_proj", "up_proj"), {"r": 5, "lora_alpha": 10, "use_dora": True}, 2
@@ -84,13 +85,13 @@ def _amplify(model: torch.nn.Module, strength: float) -> None:
 def amplified(kind: str, start: Tensor, z: Tensor) -> Tensor:
     """A parameter's amplified value, from the value PEFT starts it with and standard normal noise of its shape."""
     match kind:
-        case "lora_A":
+        case "lora_A" | "ranknum":  # the latter is not saved
             return start
         case "lora_B" | "oft_R":
             return 0.02 * z
         case "lora_magnitude_vector":
             return start * (1 + 0.3 * z)
-        case "ia3_l":
+        case "ia3_l" | "lora_E":
             return 1 + 0.3 * z
         case "vera_lambda_d":
             return 0.1 * (1 + 0.3 * z)

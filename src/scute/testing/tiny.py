@@ -23,12 +23,12 @@ SHAPE = {
 
 def tiny_llama(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
     """Write a two-layer Llama with grouped-query attention and no biases; returns `folder`."""
-    return _write(LlamaForCausalLM(LlamaConfig(**SHAPE)), folder, dtype, seed)
+    return write_model(LlamaForCausalLM(LlamaConfig(**SHAPE)), folder, dtype, seed)
 
 
 def tiny_qwen2(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
     """Write a two-layer Qwen2 whose q, k and v biases are as large as its activations; returns `folder`."""
-    return _write(Qwen2ForCausalLM(Qwen2Config(**SHAPE)), folder, dtype, seed)
+    return write_model(Qwen2ForCausalLM(Qwen2Config(**SHAPE)), folder, dtype, seed)
 
 
 def llama_8b_shaped(folder: Path, layers: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> Path:
@@ -43,7 +43,7 @@ def llama_8b_shaped(folder: Path, layers: int, dtype: torch.dtype = torch.float1
     }
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**SHAPE | shape))
-    return _write(model.to_empty(device="cpu"), folder, dtype, seed)
+    return write_model(model.to_empty(device="cpu"), folder, dtype, seed)
 
 
 def tiny_prompts(count: int = 4, length: int = 24, seed: int = 0) -> list[list[int]]:
@@ -52,7 +52,8 @@ def tiny_prompts(count: int = 4, length: int = 24, seed: int = 0) -> list[list[i
     return [torch.randint(3, VOCABULARY, (length + i,), generator=generator).tolist() for i in range(count)]
 
 
-def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype, seed: int) -> Path:
+def write_model(model: PreTrainedModel, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+    """Write a transformers model with weights drawn by `weight`; returns `folder`."""
     _draw_weights(model, torch.Generator().manual_seed(seed))
     model.to(dtype).save_pretrained(folder)
     return folder

@@ -1,0 +1,43 @@
+"""Adapters of any rank up to the flag's share one batch, on projections that vLLM fuses and on one that it does not."""
+
+from dataclasses import replace
+
+import pytest
+from conftest import World, disagreement, mixed_rows, serve_mixed
+
+from scute.engine.offline import Row
+from scute.testing.adapters import AMPLIFIED, write_adapter
+from scute.testing.tiny import tiny_prompts
+
+pytestmark = pytest.mark.engine
+
+BOUND = 1e-4
+TARGETS = ("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj")  # without k: a fused layer with a gap in it
+RANKS = {f"row21-row23-row25-rank{rank}": rank for rank in (1, 3, 5, 48, 65, 300)}
+FLAG = 320
+"""The least of the values that vLLM's --max-lora-rank may have and that admits them all."""
+
+
+@pytest.fixture(scope="module")
+def ranks(world, tmp_path_factory) -> World:
+    root = tmp_path_factory.mktemp("ranks")
+    folders = {}
+    for name, rank in RANKS.items():
+        recipe = replace(AMPLIFIED["dora" if rank == 48 else "lora-r3"], targets=TARGETS, seed=rank)
+        folders[name] = str(write_adapter(world.oracle.base, recipe, root / name, r=rank, lora_alpha=24))
+    return World(world.base, world.oracle, folders)
+
+
+@pytest.fixture(scope="module")
+def rows(ranks) -> dict[str | None, list[Row]]:
+    prompts, names = tiny_prompts(2), list(ranks.folders)
+    found: dict[str | None, list[Row]] = {}
+    served = serve_mixed(ranks, "float32", names, prompts, max_lora_rank=FLAG)
+    for (name, _), row in zip(mixed_rows(names, prompts), served, strict=True):
+        found.setdefault(name, []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("name", [None, *RANKS], ids=str)
+def test_answers_equal_peft(name, ranks, rows):
+    assert disagreement(ranks, name, rows[name]) <= BOUND
