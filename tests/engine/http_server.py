@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from prometheus_client.parser import text_string_to_metric_families
 
 from scute.engine.offline import Row
 from scute.testing.tiny import VOCABULARY
@@ -37,6 +38,20 @@ class Server:
     def models(self) -> list[str]:
         cards = requests.get(f"{self.address}/v1/models", timeout=60).json()["data"]
         return [card["id"] for card in cards]
+
+    def cards(self) -> dict[str, dict[str, Any]]:
+        cards = requests.get(f"{self.address}/v1/models", timeout=60).json()["data"]
+        return {card["id"]: card for card in cards}
+
+    def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Every sample by its name and labels, less model_name and engine, which are the same for all."""
+        page = requests.get(f"{self.address}/metrics", timeout=60)
+        assert page.status_code == 200
+        samples = [s for family in text_string_to_metric_families(page.text) for s in family.samples]
+        return {
+            (s.name, frozenset((k, v) for k, v in s.labels.items() if k not in ("model_name", "engine"))): s.value
+            for s in samples
+        }
 
     def complete(self, model: str, prompt: list[int], max_tokens: int = 8) -> Row:
         """Greedy tokens; vLLM spells tokens as "token_id:83" when asked for ids."""

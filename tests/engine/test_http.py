@@ -1,6 +1,7 @@
 """The OpenAI server: adapters are loaded, refused with a sentence and unloaded while it serves."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -49,6 +50,49 @@ def check(world: World, server: Server, names: list[str]) -> None:
 def test_adapters_of_the_command_line(world, server):
     assert server.models() == ["base", *STATIC, "stack", "turned"]
     check(world, server, ["base", *STATIC])
+
+
+def sample(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    return metrics[name, frozenset(labels.items())]
+
+
+def labels_of(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, label: str) -> set[str]:
+    return {dict(labels).get(label, "") for found, labels in metrics if found == name}
+
+
+def test_metrics_tell_what_is_loaded(world, server):
+    """The requests of the test before are counted, without a request of their own in between."""
+    found = server.metrics()
+    for name, method, rank in (("dora", "DoRA", "16"), ("oft", "OFT", "0")):
+        loaded = {"adapter_name": name, "level": "gpu", "pinned": "false", "rank": rank}
+        assert sample(found, "vllm:lora_adapter_loaded", **loaded) == 1
+        assert sample(found, "scute:adapter_info", adapter_name=name, method=method) == 1
+        sizes = {t: sample(found, "scute:adapter_bytes", adapter_name=name, tier=t) for t in ("disk", "host", "device")}
+        assert sizes["device"] == sizes["host"] > 0
+        assert sample(found, "scute:adapter_load_seconds_count", adapter_name=name) == 1
+        assert sample(found, "scute:adapter_prompt_tokens_total", adapter_name=name) == sum(map(len, tiny_prompts(2)))
+        assert sample(found, "scute:adapter_generation_tokens_total", adapter_name=name) == 2 * 8
+        assert sample(found, "scute:adapter_evictions_total", adapter_name=name) == 1  # for the stacks, loaded last
+    file = Path(world.folders["dora"]) / "adapter_model.safetensors"
+    assert sample(found, "scute:adapter_bytes", adapter_name="dora", tier="disk") == file.stat().st_size
+    assert labels_of(found, "vllm:lora_adapter_loaded", "adapter_name") == {*STATIC, "stack", "turned"}
+    assert sample(found, "vllm:num_gpu_loaded_lora_adapters") == sample(found, "vllm:max_gpu_lora_adapters") == 2
+    assert sample(found, "vllm:lora_adapter_load_seconds_count") == 4
+    limits = {tier: sample(found, "scute:adapter_limit_bytes", tier=tier) for tier in ("disk", "device")}
+    assert sizes["device"] < limits["device"] < limits["disk"]
+    assert labels_of(found, "vllm:lora_requests_info", "max_lora") == {"2"}
+
+
+def test_model_cards_tell_the_method(server):
+    cards = server.cards()
+    assert {name: (card.get("method"), card.get("rank")) for name, card in cards.items()} == {
+        "base": (None, None),
+        "dora": ("DoRA", 16),
+        "oft": ("OFT", 0),
+        "stack": ("(IA)3 + LoRA", 3),
+        "turned": ("OFT + (IA)3 + LoRA", 3),
+    }
+    assert cards["dora"]["parent"] == "base"
 
 
 @pytest.mark.parametrize("name", LOADED)
@@ -102,6 +146,59 @@ def test_a_refused_name_is_not_served(server, world):
 def test_every_adapter_is_still_served(world, server):
     assert server.models() == ["base", *STATIC, "stack", "turned", *LOADED]
     check(world, server, ["base", *STATIC, *LOADED])
+
+
+def test_metrics_of_more_adapters_than_slots(server):
+    found = server.metrics()
+    names = {*STATIC, "stack", "turned", *LOADED}
+    assert labels_of(found, "vllm:lora_adapter_loaded", "adapter_name") == names
+    on_gpu = [labels for name, labels in found if name == "vllm:lora_adapter_loaded" and ("level", "gpu") in labels]
+    assert len(on_gpu) == sample(found, "vllm:num_gpu_loaded_lora_adapters") == 2
+    taken = {n: sample(found, "scute:adapter_bytes", adapter_name=n, tier="device") for n in names}
+    assert sum(size > 0 for size in taken.values()) == 2
+    lost = {n: sample(found, "scute:adapter_evictions_total", adapter_name=n) for n in names}
+    assert all(lost[name] >= 1 for name in names if not taken[name])
+    assert sample(found, "scute:adapter_refusals_total", code=Code.CAPACITY_RANK) == 1
+    assert sample(found, "scute:adapter_refusals_total", code=Code.FOLDER_MISSING) == 2
+    cards = server.cards()
+    assert {cards[n]["method"] for n in (*STATIC, *LOADED)} == {"LoRA", "DoRA", "(IA)3", "VeRA", "OFT"}
+    assert (cards["lora-r8"]["rank"], cards["vera"]["rank"]) == (8, 256)
+
+
+def test_every_metric_of_the_dashboard_is_there(server):
+    text = (Path(__file__).parents[2] / "dashboards" / "scute.json").read_text()
+    named = set(re.findall(r"\b(?:vllm|scute):\w+", text))
+    assert len(named) > 10
+    assert named <= {name for name, _ in server.metrics()}
+
+
+def test_metrics_follow_a_running_request(server):
+    def running() -> float:
+        return sample(server.metrics(), "scute:adapter_generation_tokens_total", adapter_name="lora-r8")
+
+    before = running()
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(server.complete, "lora-r8", tiny_prompts(1)[0], max_tokens=200)
+        seen = set()
+        while not answer.done():
+            seen.add(running() - before)
+        answer.result()
+    assert running() - before == 200
+    assert any(0 < count < 200 for count in seen), "tokens of a request are counted while it runs"
+    info = labels_of(server.metrics(), "vllm:lora_requests_info", "running_lora_adapters")
+    assert "lora-r8" in info
+
+
+def test_metrics_forget_what_is_unloaded(world, server):
+    assert server.unload("ia3").status_code == 200
+    end = time.monotonic() + 30
+    while "ia3" in labels_of(server.metrics(), "vllm:lora_adapter_loaded", "adapter_name"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    found = server.metrics()
+    assert not {name for name, labels in found if ("adapter_name", "ia3") in labels}
+    assert server.load("ia3", world.folders["ia3"]).status_code == 200
+    assert sample(server.metrics(), "scute:adapter_generation_tokens_total", adapter_name="ia3") == 0
 
 
 def test_unload_and_load_again(world, server):

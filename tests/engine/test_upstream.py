@@ -201,6 +201,33 @@ def test_without_the_plugin_vllm_is_untouched():
     assert done.stdout.splitlines() == ["", "vllm", "vllm.lora.worker_manager vllm.config.lora", "False"], done.stderr
 
 
+SERVER = """
+    import multiprocessing
+
+    def report():
+        from vllm.v1.utils import run_api_server_worker_proc
+        from vllm.entrypoints.launchers.api_server import entry
+        from vllm.plugins import load_general_plugins
+        load_general_plugins()
+        from vllm.v1.engine.async_llm import AsyncLLM
+        print(hasattr(AsyncLLM.add_request, "__wrapped__"))
+
+    if __name__ == "__main__":
+        child = multiprocessing.get_context("spawn").Process(target=report)
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.engine
+def test_one_of_several_api_servers_is_a_front_end(tmp_path):
+    """With --api-server-count 2 they are children, and import the client after the plugins."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SERVER))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
+
+
 CHILD = """
     import multiprocessing
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from scute import __version__
-from scute.cli import calibrate, check, compile, convert, inspect, methods, predict, refusals, tune, verify
+from scute.cli import calibrate, check, compile, convert, env, inspect, methods, predict, refusals, tune, verify
 
 app = typer.Typer(
     name="scute",
@@ -37,6 +37,7 @@ app.command("convert")(convert.convert)
 app.command("methods")(methods.methods)
 app.command("refusals")(refusals.refusals)
 app.command("check")(check.check)
+app.command("env")(env.env)
 app.command("tune")(tune.tune)
 app.command("verify")(verify.verify)
 app.command("predict")(predict.predict)

@@ -80,6 +80,10 @@ class Arena:
         self._held: dict[int, _Held] = {}
         self._empty()
 
+    @property
+    def capacity_bytes(self) -> int:
+        return self.capacity * UNIT_BYTES
+
     def write(self, slot: int, packed: PackedAdapter, pair: int) -> None:
         """Copy an adapter into a free slot: one run of bytes, and its rows of the table.
 

@@ -1,6 +1,7 @@
 """What vLLM's model config says of the base model, and what a path is on it: no engine is needed for either."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download

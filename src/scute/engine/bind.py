@@ -23,6 +23,7 @@ def bind() -> None:
     bind_graphs()
     bind_prefix_cache()
     bind_front_end()
+    bind_observation()
 
 
 def bind_layers() -> None:
@@ -133,6 +134,19 @@ def bind_front_end() -> None:
         from scute.engine import serving
 
         serving.bind()
+
+
+def bind_observation() -> None:
+    """Workers tell what their adapters hold, and a front end asks them where /metrics or /v1/models is read."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from scute.engine import front_end
+
+    WorkerBase.scute_report = lambda self: self.model_runner.lora_manager.report()
+    if front_end.is_front_end():
+        from scute.engine import observation
+
+        observation.bind()
 
 
 def package_digest() -> str:

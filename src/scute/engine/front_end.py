@@ -24,7 +24,14 @@ from scute.engine.checks import check_config
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
 
-_CLIENTS = frozenset({"vllm.v1.engine.llm_engine", "vllm.v1.engine.async_llm", "vllm.entrypoints.openai.api_server"})
+_CLIENTS = frozenset(
+    {
+        "vllm.v1.engine.llm_engine",
+        "vllm.v1.engine.async_llm",
+        "vllm.entrypoints.openai.api_server",
+        "vllm.entrypoints.openai.models.serving",  # all that one of several API servers has by the time of plugins
+    }
+)
 
 
 def is_front_end() -> bool:
@@ -35,6 +42,7 @@ def is_front_end() -> bool:
 def bind() -> None:
     """Wrap the engine clients, in a process that is a front end."""
     upstream.check_signatures(upstream.FRONT_END_SIGNATURES)
+    upstream.check_uses(upstream.FRONT_END_USES)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine

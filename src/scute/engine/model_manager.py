@@ -2,6 +2,8 @@
 
 import functools
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         super().__init__(*args, **kwargs)
         budget = self.options.host_memory_gib
         self.store = HostStore(half_of_memory_gib() if budget is None else budget, self._forget)
+        self._evictions: Counter[int] = Counter()
 
     def _create_lora_modules(self) -> None:
         """Wrap the projections, but neither embeddings nor heads. Raises Incompatible.
@@ -200,7 +203,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
             self._active_adapters.touch(lora_id)
             return False
         if len(self._active_adapters) >= self.lora_slots:
-            self._active_adapters.remove_oldest()
+            self._evict(self._active_adapters.remove_oldest)
         slot, model = self.lora_index_to_id.index(None), self._registered_adapters[lora_id]
         packed: PackedAdapter | None = getattr(model, "scute", None)
         if packed is None:
@@ -228,10 +231,28 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def is_active(self, adapter_id: int) -> bool:
         return adapter_id in self._active_adapters
 
+    def is_pinned(self, adapter_id: int) -> bool:
+        return adapter_id in self._active_adapters.pinned_items
+
+    def take_evictions(self) -> Counter[int]:
+        """How often each adapter lost its slot to another since the last call."""
+        taken, self._evictions = self._evictions, Counter()
+        return taken
+
     def touch(self, adapter_id: int) -> None:
         """Say that the adapter is in use, so that it is not the next to be evicted."""
         self._registered_adapters.touch(adapter_id)
         self._active_adapters.touch(adapter_id)
+
+    def remove_oldest_adapter(self) -> bool:
+        """Where vLLM's cache of adapters is full: what it drops loses its slot too, but stays in the host store."""
+        return bool(self._evict(super().remove_oldest_adapter))
+
+    def _evict(self, remove: Callable[[], Any]) -> Any:
+        active = set(self._active_adapters.order)
+        result = remove()
+        self._evictions.update(active.difference(self._active_adapters.order))
+        return result
 
     def set_adapter_mapping(self, mapping: LoRAMapping) -> None:
         """Plan a step. vLLM's compares tuples and then prepares the metadata of its own kernels.

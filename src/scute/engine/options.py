@@ -32,6 +32,7 @@ class Options(BaseModel):
     two is given, adapters come from what they name only, whichever call asks.
     allowed_names: a regular expression for the whole of a name that a request looks up in them.
     adapter_file_gib: how large the files of one adapter may be; checked before they are fetched or opened.
+    metrics_adapters: how many adapters have labels of their own in the metrics; the others are summed under one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +42,7 @@ class Options(BaseModel):
     shared_pairs: int = Field(default=4, ge=0)
     shared_rank: int = Field(default=256, ge=1)
     host_memory_gib: float | None = Field(default=None, ge=0)
+    metrics_adapters: int = Field(default=100, ge=0)
     allowed_roots: tuple[str, ...] | None = None
     allowed_repositories: dict[RepositoryName, Commit] | None = None
     allowed_names: str | None = None
@@ -69,8 +71,12 @@ class Options(BaseModel):
 
     @classmethod
     def read(cls, vllm_config: "VllmConfig") -> "Options":
-        """Raises Incompatible, in one line, for an unknown or unparsable option."""
-        additional = vllm_config.additional_config
+        """Of an engine. Raises Incompatible as `parse` does."""
+        return cls.parse(vllm_config.additional_config)
+
+    @classmethod
+    def parse(cls, additional: object) -> "Options":
+        """Of vLLM's `additional_config`. Raises Incompatible, in one line, for an unknown or unparsable option."""
         given = additional.get("scute", {}) if isinstance(additional, dict) else {}
         try:
             return cls.model_validate(given)

@@ -32,6 +32,10 @@ class HostStore:
         self._on_drop = on_drop
         self._entries: dict[int, Entry] = {}
 
+    @property
+    def budget_bytes(self) -> int:
+        return int(self._budget_gib * GIB)
+
     def check_fits(self, adapter_id: int, num_bytes: int) -> None:
         """Raises Refusal if an adapter of this size cannot be kept beside the others."""
         others = sum(e.packed.file_bytes for i, e in self._entries.items() if i != adapter_id)

