@@ -72,16 +72,19 @@ def bind_reset() -> None:
 
 
 def bind_rows() -> None:
-    """Hand the adapters of a step's rows on as arrays: both model runners look these names up in their module."""
+    """Hand the adapters of a step's rows on as arrays, and each of them: both model runners make a set of requests."""
     import vllm.v1.worker.gpu.model_runner as runner_module
     import vllm.v1.worker.lora_model_runner_mixin as mixin
+    from vllm.lora.request import LoRARequest
 
-    from scute.engine.rows import RowMapping, RowState
+    from scute.engine.rows import RowMapping, RowState, hash_of_adapter, is_same_adapter
 
     _expect_vllm("LoRAMapping", mixin.LoRAMapping)
     _expect_vllm("LoraState", runner_module.LoraState)
     mixin.LoRAMapping = RowMapping
     runner_module.LoraState = RowState
+    _wrap(LoRARequest, "__eq__", is_same_adapter)
+    _wrap(LoRARequest, "__hash__", hash_of_adapter)
 
 
 def bind_refusals() -> None:

@@ -21,6 +21,19 @@ class RowMapping(LoRAMapping):
         """vLLM's makes tuples here."""
 
 
+def is_same_adapter(self: LoRARequest, value: object) -> bool:
+    """`LoRARequest.__eq__`. vLLM's compares names alone, and so forgets one of two adapters in a step's set.
+
+    Two of one name run side by side where an adapter is unloaded while it is used, and its name is loaded anew.
+    """
+    return isinstance(value, LoRARequest) and (self.lora_name, self.lora_int_id) == (value.lora_name, value.lora_int_id)
+
+
+def hash_of_adapter(self: LoRARequest) -> int:
+    """`LoRARequest.__hash__`, to go with it."""
+    return hash((self.lora_name, self.lora_int_id))
+
+
 class RowState(LoraState):
     """The adapters of the requests that the V2 model runner holds."""
 
