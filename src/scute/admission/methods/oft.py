@@ -89,8 +89,8 @@ def _member(config: OftConfig, site: Site, last_twice: bool) -> Member:
 
 
 def _take_packed(config: OftConfig, site: Site) -> tuple[Tensor, int]:
-    packed = site.take(WEIGHT, *site.shape(WEIGHT))
-    rows, entries = packed.shape if packed.dim() == 2 else (0, 0)
+    shape = site.shape(WEIGHT)  # judged before any value is read
+    rows, entries = shape if len(shape) == 2 else (0, 0)
     width = (1 + math.isqrt(1 + 8 * entries)) // 2
     in_features = site.projection.in_features
     expected = 1 if config.block_share else in_features // width
@@ -99,15 +99,16 @@ def _take_packed(config: OftConfig, site: Site) -> tuple[Tensor, int]:
         site.refuse(
             Refusal(
                 Code.TENSOR_SHAPE,
-                f"{site.name(WEIGHT)} has shape {list(packed.shape)}; expected [{blocks}, width (width - 1) / 2] "
+                f"{site.name(WEIGHT)} has shape {list(shape)}; expected [{blocks}, width (width - 1) / 2] "
                 f"for a width that divides in = {in_features}.",
             )
         )
+        site.tensors.discard(site.name(WEIGHT))
         return torch.empty(in_features, 0, device="meta"), 1
     if width > MAX_WIDTH:
         wide = f"{site.name(WEIGHT)} has blocks of {width}; at most {MAX_WIDTH} can be served."
         site.refuse(Refusal(Code.CAPACITY_ROTATION, wide))
-    return packed, width
+    return site.take(WEIGHT, *shape), width
 
 
 def _skew_symmetric(packed: Tensor, width: int) -> Tensor:
