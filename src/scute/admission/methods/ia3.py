@@ -10,8 +10,9 @@ the output scale of the up projection (paper, section 3.1); on any other module 
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from pydantic import ValidationInfo, field_validator
 from torch import Tensor
 
 from scute.admission.base import BaseModel
@@ -34,6 +35,14 @@ class Ia3Config(AdapterConfig):
     inert: ClassVar[frozenset[str]] = AdapterConfig.inert | {"init_ia3_weights"}
 
     feedforward_modules: Names | None = None
+
+    @field_validator("feedforward_modules")
+    @classmethod
+    def _are_targets(cls, value: Any, info: ValidationInfo) -> Any:
+        targets = info.data.get("target_modules")
+        if isinstance(value, list) and isinstance(targets, list) and not set(value) <= set(targets):
+            raise ValueError("it names modules that target_modules does not; PEFT does not load it so")
+        return value
 
 
 def build(config: Ia3Config, sites: Mapping[str, Site], base: BaseModel, _: Tensors) -> dict[str, Member]:
