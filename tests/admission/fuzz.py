@@ -32,7 +32,7 @@ from typing import Any
 import fuzz_configs
 import fuzz_files
 import torch
-from fuzz_folder import Folder, read
+from fuzz_folder import NOTHING_TO_CHANGE, Folder, read
 from fuzz_oracle import INPUT, compiled_outputs, peft_outputs, put_back_what_says_nothing
 from peft import IA3Config, LoraConfig, OFTConfig, VeraConfig
 from peft_oracle import outputs_of, save, served, toy
@@ -121,8 +121,7 @@ class Fuzzer:
         folder, names, harmless = self.good[kind].copy(), [], True
         for _ in range(rng.choice([1, 1, 1, 2])):
             names.append(rng.choice(list(MUTATIONS)))
-            with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError, IndexError, RuntimeError):
-                # the second mutation may find nothing where the first has been; what is left is still a folder
+            with contextlib.suppress(*NOTHING_TO_CHANGE):
                 harmless &= MUTATIONS[names[-1]](rng, folder)
                 continue
             harmless = False

@@ -1,5 +1,6 @@
 """A good adapter folder in memory, in parts that mutations change, and as files."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 
+NOTHING_TO_CHANGE = (AttributeError, TypeError, KeyError, ValueError, IndexError, RuntimeError, OSError)
+"""What a second mutation meets where the first has been; the folder is then as it left it."""
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I32": 32, "U8": 8}
 TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -74,7 +77,7 @@ class Folder:
         (folder / self.json_file).write_bytes(text.encode("utf-8", "surrogatepass"))
         (folder / self.tensor_file).write_bytes(content)
         for change in self.on_files:
-            if folder.is_dir():
+            with contextlib.suppress(*NOTHING_TO_CHANGE):
                 change(folder)
 
     def _tensor_bytes(self) -> bytes:
@@ -86,12 +89,14 @@ class Folder:
             position = offsets[1]
         text = None
         for change in self.on_header:
-            text = change(header) or text
+            with contextlib.suppress(*NOTHING_TO_CHANGE):
+                text = change(header) or text
         raw = (json.dumps(header) if text is None else text).encode("utf-8", "surrogatepass")
         raw += b" " * (-len(raw) % 8)
         content = struct.pack("<Q", len(raw)) + raw + b"".join(tensor.data for tensor in self.tensors.values())
         for damage in self.on_bytes:
-            content = damage(content)
+            with contextlib.suppress(*NOTHING_TO_CHANGE):
+                content = damage(content)
         return content
 
 
