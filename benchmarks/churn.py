@@ -175,7 +175,7 @@ class Judge:
 
         self.llm, self.prompts = llm, prompts
         self.requests: dict[str | None, Any] = {None: None}
-        self.requests |= {n: LoRARequest(f"alone-{n}", 10 + i, str(f)) for i, (n, f) in enumerate(folders.items())}
+        self.requests |= {n: LoRARequest(f"alone-{n}", 500_000 + i, str(f)) for i, (n, f) in enumerate(folders.items())}
         self.expected: dict[tuple[int, tuple[int, ...]], dict[str | None, np.ndarray]] = {}
 
     def expect(self, keys: Sequence[Key]) -> None:

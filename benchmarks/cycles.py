@@ -42,7 +42,7 @@ def run(llm: Any, folders: Mapping[str, Path], cycles: int, first_id: int = 1000
         engine.add_lora(request)
         llm.generate([prompt], parameters, lora_request=request, use_tqdm=False)
         engine.remove_lora(adapter_id)
-        if engine.list_loras():
+        if adapter_id in engine.list_loras():
             raise RuntimeError(f"adapter {adapter_id} is still there")
         for label, process in processes().items():
             resident.setdefault(label, []).append(process.memory_info().rss)
@@ -52,7 +52,8 @@ def run(llm: Any, folders: Mapping[str, Path], cycles: int, first_id: int = 1000
 def processes() -> dict[str, psutil.Process]:
     """This one and those that it started, but for Python's helper that watches shared memory."""
     this = psutil.Process()
-    others = [p for p in this.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
+    alive = [p for p in this.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    others = [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())]
     return {"front end": this} | {f"{number}: {p.name()}": p for number, p in enumerate(others)}
 
 
