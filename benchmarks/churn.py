@@ -63,8 +63,19 @@ class Answers:
 class Churn:
     """Streams of requests in one engine, and the operations between its steps."""
 
-    def __init__(self, llm: Any, folders: Mapping[str, Path], work: Path, *, streams: int = STREAMS, seed: int = 0):
+    def __init__(
+        self,
+        llm: Any,
+        folders: Mapping[str, Path],
+        work: Path,
+        *,
+        streams: int = STREAMS,
+        seed: int = 0,
+        replace_running: bool = False,
+    ) -> None:
+        """replace_running: also load in place where streams run, which must not change what these answer."""
         self.llm, self.engine, self.folders, self.streams = llm, llm.llm_engine, folders, streams
+        self.replace_running = replace_running
         self.random = random.Random(seed)
         # Shorter and longer than a cached block; the first two begin alike.
         prompts = tiny_prompts(4, length=40, seed=seed) + tiny_prompts(2, length=90, seed=seed + 1)
@@ -95,12 +106,15 @@ class Churn:
             self.load(tenant)
         elif self.random.random() < 0.3:
             self.unload(tenant)
-        elif tenant.request.lora_int_id not in {adapter_id for _, adapter_id, _, _ in self.running.values()}:
+        elif not self._is_used(tenant) or (self.replace_running and self.random.random() < 0.3):
             self.load_in_place(tenant)
         else:
             self.unload(tenant)
             self.load(tenant)
             self.counts["reloads"] += 1
+
+    def _is_used(self, tenant: Tenant) -> bool:
+        return tenant.request.lora_int_id in {adapter_id for _, adapter_id, _, _ in self.running.values()}
 
     def load(self, tenant: Tenant) -> None:
         self.next_id += 1
@@ -110,11 +124,12 @@ class Churn:
 
     def load_in_place(self, tenant: Tenant) -> None:
         adapter_id = tenant.request.lora_int_id
+        self.counts["reloads_in_place_while_running"] += self._is_used(tenant)
         self.engine.add_lora(self._put(tenant, adapter_id, load_inplace=True))
         self.counts["reloads_in_place"] += 1
 
     def unload(self, tenant: Tenant) -> None:
-        is_used = tenant.request.lora_int_id in {adapter_id for _, adapter_id, _, _ in self.running.values()}
+        is_used = self._is_used(tenant)
         self.engine.remove_lora(tenant.request.lora_int_id)
         tenant.request = None
         self.counts["unloads"] += 1
@@ -249,6 +264,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default=tiny_engine.default_dtype())
     parser.add_argument("--max-loras", type=int, default=4, help="slots on the device; there are more tenants")
+    parser.add_argument(
+        "--replace-running", action="store_true", help="also load in place where streams run on the adapter"
+    )
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, as JSON")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "scute-churn")
     parser.add_argument("--out", type=Path, default=Path("churn.json"))
@@ -265,7 +283,7 @@ def main() -> int:
     }
     llm = tiny_engine.start(base, **options | arguments.engine)
     llm.collective_rpc("count_slots")
-    churn = Churn(llm, folders, arguments.work, streams=STREAMS, seed=arguments.seed)
+    churn = Churn(llm, folders, arguments.work, seed=arguments.seed, replace_running=arguments.replace_running)
     churn.run(arguments.seconds)
     slots = llm.collective_rpc("slot_counts")[0]
     for tenant in churn.tenants:
