@@ -31,6 +31,7 @@ from typing import Any
 
 import fuzz_configs
 import fuzz_files
+import fuzz_places
 import torch
 from fuzz_folder import NOTHING_TO_CHANGE, Folder, read
 from fuzz_oracle import INPUT, compiled_outputs, peft_outputs, put_back_what_says_nothing
@@ -69,7 +70,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         eps=2.0
     ),
 }  # fmt: skip
-MUTATIONS = {f.__name__: f for f in (*fuzz_configs.MUTATIONS, *fuzz_files.MUTATIONS)}
+MUTATIONS = {f.__name__: f for f in (*fuzz_configs.MUTATIONS, *fuzz_files.MUTATIONS, *fuzz_places.MUTATIONS)}
 
 
 class TooSlow(BaseException):

@@ -67,4 +67,5 @@ def test_a_folder_is_the_same_in_every_run(fuzzer):
 
 
 def test_every_mutation_has_a_name_of_its_own():
-    assert len(MUTATIONS) == len(fuzz.fuzz_configs.MUTATIONS) + len(fuzz.fuzz_files.MUTATIONS)
+    parts = (fuzz.fuzz_configs, fuzz.fuzz_files, fuzz.fuzz_places)
+    assert len(MUTATIONS) == sum(len(part.MUTATIONS) for part in parts)
