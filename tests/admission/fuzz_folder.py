@@ -114,4 +114,8 @@ def read(folder: Path, kind: str) -> Folder:
         name: Tensor(e["dtype"], e["shape"], data[slice(*e["data_offsets"])])
         for name, e in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     }
-    return Folder(kind, *names, json.loads((folder / names[0]).read_text()), tensors)
+    config = json.loads((folder / names[0]).read_text())
+    for modules in ("target_modules", "feedforward_modules"):  # PEFT writes sets, in another order in every process
+        if isinstance(config.get(modules), list):
+            config[modules].sort()
+    return Folder(kind, *names, config, tensors)
