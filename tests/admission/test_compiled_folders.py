@@ -380,10 +380,11 @@ BAD_TENSORS = [
 
 @pytest.mark.parametrize(("change", "code", "culprit"), BAD_TENSORS)
 def test_tensors(change, code, culprit, copy_of, base):
-    """With a digest that fits, or the digest alone would be found."""
+    """Without a digest that fits, and with one: only a header is judged before the digest."""
     folder = copy_of("lora")
     save_file({n: v.contiguous() for n, v in change(load_file(folder / WEIGHTS_FILE)).items()}, folder / WEIGHTS_FILE)
-    refuse(folder, base, Code.COMPILED_HASH, WEIGHTS_FILE)
+    in_values = code is Code.TENSOR_NOT_FINITE
+    refuse(folder, base, *((Code.COMPILED_HASH, WEIGHTS_FILE) if in_values else (code, culprit)))
     edit(folder, lambda m: m["weights"].update(sha256=file_digest(folder / WEIGHTS_FILE)), sign=True)
     refuse(folder, base, code, culprit)
 
@@ -391,7 +392,7 @@ def test_tensors(change, code, culprit, copy_of, base):
 def test_files(copy_of, base):
     folder = copy_of("lora")
     os.truncate(folder / WEIGHTS_FILE, 100)
-    refuse(folder, base, Code.COMPILED_HASH, WEIGHTS_FILE)
+    refuse(folder, base, Code.FOLDER_UNREADABLE, WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).unlink()
     refuse(folder, base, Code.FOLDER_INCOMPLETE, WEIGHTS_FILE)
     for text in ("", "{", "[" * 100_000):

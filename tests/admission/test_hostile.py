@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import struct
 import time
 
@@ -10,11 +11,15 @@ import torch
 from peft import LoraConfig, OFTConfig, VeraConfig
 from peft_oracle import rewrite_config, rewrite_tensors, save, toy
 
-from scute.admission import BaseModel, compile_adapter, patterns
+from scute.admission import BaseModel, compile_adapter, memory, patterns
 from scute.admission.compile import find_form
+from scute.admission.methods import vera
 from scute.admission.reasons import Reasons
+from scute.admission.safetensors_file import SafetensorsFile
 from scute.errors import LONGEST, Code, Refusal
 
+TENSORS = "adapter_model.safetensors"
+A = "base_model.model.layers.0.self_attn.q_proj.lora_A.weight"
 LORA = LoraConfig(target_modules=["q_proj", "v_proj"], r=4)
 
 
@@ -92,3 +97,78 @@ def test_a_shape_that_no_tensor_has(lora, base, shape: list[int], values: bool):
     (lora / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(Refusal):
         find_form(lora, base, Reasons(), values=values)
+
+
+def header_of(folder) -> tuple[dict, bytes]:
+    content = (folder / TENSORS).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def write_header(folder, header: str, data: bytes) -> None:
+    (folder / TENSORS).write_bytes(struct.pack("<Q", len(header)) + header.encode() + data)
+
+
+@pytest.mark.parametrize("how", ["end", "header", "tensor", "rank"])
+def test_a_sparse_file_is_not_read(lora, base, monkeypatch, how: str):
+    """Terabytes on no disk; in the last case with a config that calls for them."""
+    monkeypatch.setattr(SafetensorsFile, "read", lambda *_: pytest.fail("values were read"))
+    size = 2**42
+    if how == "header":
+        (lora / TENSORS).write_bytes(struct.pack("<Q", size - 8))
+    elif how in ("tensor", "rank"):
+        rank = size // (4 * 24)
+        entry = {"dtype": "F32", "shape": [rank, 24], "data_offsets": [0, rank * 24 * 4]}
+        write_header(lora, json.dumps({A: entry}), b"")
+        size = (lora / TENSORS).stat().st_size + rank * 24 * 4
+        if how == "rank":
+            rewrite_config(lora, r=rank)
+    os.truncate(lora / TENSORS, size)
+    assert refused(lora, base).code is Code.CAPACITY_HOST
+    monkeypatch.setattr(memory, "most_bytes", lambda: 2**50)  # then its header tells
+    assert refused(lora, base).code in {Code.FOLDER_UNREADABLE, Code.TENSOR_SHAPE, Code.TENSOR_MISSING}
+
+
+def test_a_file_that_is_written_while_it_is_read(lora, base, monkeypatch):
+    """By a training run: half of the old tensors and half of the new ones would be no adapter."""
+    read, calls = SafetensorsFile.read, []
+
+    def read_and_change(self, name):
+        tensor = read(self, name)
+        calls.append(name)
+        if len(calls) == 2:
+            (lora / TENSORS).write_bytes((lora / TENSORS).read_bytes())
+        return tensor
+
+    monkeypatch.setattr(SafetensorsFile, "read", read_and_change)
+    refusal = refused(lora, base)
+    assert refusal.code is Code.FOLDER_UNREADABLE
+    assert "changed while it was read" in refusal.sentence
+
+
+def test_a_key_that_is_there_twice(lora, base):
+    config = (lora / "adapter_config.json").read_text()
+    (lora / "adapter_config.json").write_text('{"r": 4, ' + config.lstrip()[1:])
+    refusal = refused(lora, base)
+    assert refusal.code is Code.FOLDER_UNREADABLE
+    assert "'r' is there twice" in refusal.sentence
+
+
+def test_a_tensor_that_is_there_twice(lora, base):
+    header, data = header_of(lora)
+    text = json.dumps(header)
+    write_header(lora, f"{text[:-1]}, {json.dumps(A)}: {json.dumps(header[A])}}}", data)
+    refusal = refused(lora, base)
+    assert refusal.code is Code.FOLDER_UNREADABLE
+    assert "there twice" in refusal.sentence
+
+
+def test_a_config_of_a_gigabyte(lora, base):
+    os.truncate(lora / "adapter_config.json", 2**40)
+    assert refused(lora, base).code is Code.FOLDER_UNREADABLE
+
+
+def test_a_drawn_pair_that_would_fill_the_memory(tmp_path, base, monkeypatch):
+    save(tmp_path, toy(torch.float32), VeraConfig(target_modules=["q_proj"], r=4, save_projection=False))
+    monkeypatch.setattr(vera, "check_size", lambda what, size: memory.check_size(what, size * 2**40))
+    assert refused(tmp_path, base).code is Code.CAPACITY_HOST

@@ -18,7 +18,7 @@ IA3_CASES = {
     "input side of both": (["up_proj", "down_proj"], ["up_proj", "down_proj"]),
     "as for Llama": (["q_proj", "v_proj", "down_proj"], ["down_proj"]),
     "input side of attention": (["q_proj", "o_proj"], ["o_proj"]),
-    "no dot in front": (["q_proj", "v_proj"], ["_proj"]),
+    "no dot in front": (r".*\.[qv]_proj", ["_proj"]),
     "regex": (r"layers\.\d\.(mlp\.down|self_attn\.q)_proj", r".*down_proj"),
     "head": (["lm_head"], []),
 }

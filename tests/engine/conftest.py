@@ -1,6 +1,7 @@
 """Tiny models and amplified adapters, made once a session, and engines on the CPU that serve them."""
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from scute.testing.adapters import AMPLIFIED, write_adapter
 from scute.testing.nested import nested
 from scute.testing.oracle import Oracle
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # churn and cycles, which run longer by themselves
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 

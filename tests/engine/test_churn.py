@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cycles
 import pytest
+from churn import BOUNDS, Churn, Judge
 from conftest import World, ask, disagreement, stack_disagreement, start, stop
 from damage import DAMAGES, write_damaged
 from vllm import SamplingParams
@@ -110,6 +112,37 @@ def test_the_same_batch_after_a_reload(world, llm, folders):
     for name in [*ONE_OF_EACH_METHOD, *reversed(ONE_OF_EACH_METHOD)]:
         request = LoRARequest("reloaded", 6, str(folders[name]), load_inplace=True)
         assert disagreement(world, name, ask(llm, [(request, prompt)], max_tokens=1)) <= BOUND, name
+
+
+def test_two_adapters_of_one_name_in_one_batch(world, llm, folders):
+    """As when a name is unloaded while it answers, and loaded anew: vLLM's set of a step's requests would hold one."""
+    prompt = tiny_prompts(1)[0]
+    adapters = {name: LoRARequest("same", 200 + i, str(folders[name])) for i, name in enumerate(["oft", "dora"])}
+    rows = ask(llm, [(adapter, prompt) for adapter in adapters.values()])
+    for name, row in zip(adapters, rows, strict=True):
+        assert disagreement(world, name, [row]) <= BOUND, name
+
+
+def test_streams_keep_the_adapter_that_they_began_with(llm, world, tmp_path):
+    """`python benchmarks/churn.py` runs this for minutes."""
+    folders = {name: Path(folder) for name, folder in world.folders.items()}
+    churn = Churn(llm, folders, tmp_path, seed=1)
+    churn.run(seconds=8)
+    for tenant in churn.tenants:
+        if tenant.request is not None:
+            churn.unload(tenant)
+    verdict = Judge(llm, folders, churn.prompts).verdict(churn.answers, BOUNDS["float32"])
+    assert verdict["first_wrong"] == []
+    assert verdict["answers"] == churn.counts["requests"] >= churn.streams
+    for event in ("reloads", "reloads_in_place", "unloads_while_running", "prompts_from_cache"):
+        assert churn.counts[event] > 0, event
+
+
+def test_cycles_leave_nothing_in_memory(llm, world):
+    """`python benchmarks/cycles.py` runs a thousand."""
+    folders = {name: Path(folder) for name, folder in world.folders.items()}
+    for label, resident in cycles.run(llm, folders, 66, first_id=100_000).items():
+        assert cycles.growth(resident, warm=22) < cycles.BOUND, label
 
 
 @pytest.mark.parametrize("prompt_logprobs", [True, pytest.param(False, id="with-prefix-cache")])

@@ -250,7 +250,7 @@ def test_a_compiled_folder_is_loaded_like_any_other(world, server, tmp_path):
     assert server.unload("compiled").status_code == 200
     os.truncate(tmp_path / "out" / "members.safetensors", 1000)
     answer = server.load("spoilt", tmp_path / "out")
-    assert (answer.status_code, Code.COMPILED_HASH in answer.text) == (400, True)
+    assert (answer.status_code, Code.FOLDER_UNREADABLE in answer.text) == (400, True)
 
 
 def check_stack(world: World, server: Server, name: str, folders: list[Path]) -> None:

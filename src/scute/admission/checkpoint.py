@@ -1,30 +1,27 @@
 """An adapter folder as `save_pretrained` of the PEFT library writes it: a JSON config and a safetensors file."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-from torch import Tensor
-
+from scute.admission import strict_json
 from scute.admission.reasons import Reasons
-from scute.admission.tensors import CONFIG_FILE, DAMAGED, PICKLE_FILE, TENSOR_FILE, Tensors, read_header
+from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE, Tensors
 from scute.errors import Code, Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """config: the JSON as it stands; tensors: the file's tensors."""
+    """config: the JSON as it stands; tensors: the file's tensors, which are read when they are taken."""
 
     config: dict[str, Any]
     tensors: Tensors
 
 
 def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: bool = True) -> Checkpoint | None:
-    """Read the folder; never unpickles. Refuses with the codes of `folder.`; None if that was collected.
+    """Open the folder; never unpickles. Refuses with the codes of `folder.`; None if that was collected.
 
-    values: whether to read more of the tensors than their names, shapes and dtypes.
+    values: whether a tensor that is taken is read, beyond its name, shape and dtype.
     """
     reasons = Reasons() if reasons is None else reasons
     try:
@@ -34,7 +31,7 @@ def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: boo
                 f"the folder {folder.name!r} is not there: {folder}. Give the folder that holds {CONFIG_FILE}.",
             )
         config = reasons.attempt(read_config_file, folder / CONFIG_FILE)
-        tensors = reasons.attempt(_read_tensors, folder, values)
+        tensors = reasons.attempt(_open_tensors, folder, reasons, values)
     except OSError as error:
         reason = f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
         reasons.add(Refusal(Code.FOLDER_UNREADABLE, reason))
@@ -44,14 +41,14 @@ def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: boo
         return None
     if config is None or tensors is None:
         return None
-    return Checkpoint(config, Tensors(tensors, reasons))
+    return Checkpoint(config, tensors)
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """The JSON object of a config. Refuses FOLDER_INCOMPLETE and FOLDER_UNREADABLE; raises OSError."""
     _require_file(path)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = strict_json.read(path)
     except (ValueError, RecursionError) as error:
         raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is not readable as JSON: {error}.") from error
     if not isinstance(config, dict):
@@ -59,7 +56,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(folder: Path, values: bool) -> dict[str, Tensor]:
+def _open_tensors(folder: Path, reasons: Reasons, values: bool) -> Tensors:
     path = folder / TENSOR_FILE
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise Refusal(
@@ -68,10 +65,7 @@ def _read_tensors(folder: Path, values: bool) -> dict[str, Tensor]:
             "read. Load the adapter in PEFT and call save_pretrained again.",
         )
     _require_file(path)
-    try:
-        return load_file(path, device="cpu") if values else read_header(path)
-    except DAMAGED as error:
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is cut off or damaged: {error}. Copy it again.") from error
+    return Tensors.of_file(path, reasons, values=values)
 
 
 def _require_file(path: Path) -> None:

@@ -9,7 +9,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from scute.admission import patterns
 from scute.admission.reasons import Reasons
@@ -68,6 +76,13 @@ class AdapterConfig(BaseModel):
     exclude_modules: Names | None = None
     layers_to_transform: int | list[int] | None = None
     layers_pattern: Container | list[Container] | None = None
+
+    @field_validator("layers_pattern")
+    @classmethod
+    def _layers_are_named(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and "layers_to_transform" in info.data and info.data["layers_to_transform"] is None:
+            raise ValueError("it needs layers_to_transform; PEFT does not load it without")
+        return value
 
 
 Config = TypeVar("Config", bound=AdapterConfig)

@@ -1,57 +1,64 @@
 """The tensors of a safetensors file, of which each can be taken once, and with or without their values."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from scute.admission.memory import check_size
 from scute.admission.reasons import Reasons
+from scute.admission.safetensors_file import SafetensorsFile
 from scute.errors import Code, Refusal
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F4": torch.float4_e2m1fn_x2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""What safetensors calls the dtypes of PyTorch; a file with any other is read as damaged, as PyTorch cannot hold it."""
-
-DAMAGED = (SafetensorError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, OverflowError)
-"""What safetensors and PyTorch raise for a file that is no safetensors file, or that no tensor can be made of."""
+DAMAGED = (ValueError, TypeError, RuntimeError, OverflowError)
+"""What is raised for a file that is no safetensors file, or that no tensor can be made of."""
 
 
 class Tensors:
     """The tensors of a file, by name, on the CPU. Each can be taken once; what nobody took is an error.
 
     Of a file whose header alone was read they are on the meta device: shapes and dtypes without values.
-    file: its name, for sentences. reasons: where refusals go.
+    file: its name, for sentences. reasons: where refusals go. read: gives the values of a tensor on the meta device.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], reasons: Reasons | None = None, file: str = TENSOR_FILE) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        reasons: Reasons | None = None,
+        file: str = TENSOR_FILE,
+        read: Callable[[str], Tensor] | None = None,
+    ) -> None:
         self._left = dict(tensors)
         self.reasons = Reasons() if reasons is None else reasons
         self.file = file
-        self.has_values = not any(tensor.is_meta for tensor in tensors.values())
+        self._read = read
+        self.has_values = read is not None or not any(tensor.is_meta for tensor in tensors.values())
+
+    @classmethod
+    def of_file(cls, path: Path, reasons: Reasons | None = None, *, values: bool = True) -> Self:
+        """The tensors of a file, each of which is read when it is taken, or never.
+
+        Refuses FOLDER_UNREADABLE and CAPACITY_HOST; raises OSError.
+        """
+        check_size(path.name, path.stat().st_size)
+        try:
+            file = SafetensorsFile(path)
+            return cls(file.meta(), reasons, path.name, file.read if values else None)
+        except DAMAGED as error:
+            raise _damaged(path.name, error) from error
+
+    def without_values(self) -> Self:
+        """All that is not taken yet once more, as the header has it."""
+        return type(self)(
+            {n: torch.empty_like(t, device="meta") for n, t in self._left.items()}, self.reasons, self.file
+        )
 
     @property
     def names(self) -> list[str]:
@@ -79,6 +86,9 @@ class Tensors:
         """
         tensor = self._left.pop(name, None)
         refusal = self._refusal_of(name, tensor, shape, reason)
+        if refusal is None and tensor is not None and self._read is not None:
+            tensor = self._values(self._read, name)
+            refusal = self._refusal_of_values(name, tensor)
         if refusal is None:
             assert tensor is not None
             return tensor
@@ -107,9 +117,20 @@ class Tensors:
                 f"{name} is {_short(tensor.dtype)}; expected one of {', '.join(map(_short, FLOATS))}. "
                 "Save the adapter unquantised.",
             )
+        return self._refusal_of_values(name, tensor)
+
+    def _refusal_of_values(self, name: str, tensor: Tensor) -> Refusal | None:
         if not tensor.is_meta and not torch.isfinite(tensor).all():
             return Refusal(Code.TENSOR_NOT_FINITE, f"{name} holds NaN or infinity. The training run diverged; retrain.")
         return None
+
+    def _values(self, read: Callable[[str], Tensor], name: str) -> Tensor:
+        try:
+            return read(name)
+        except OSError as error:
+            raise Refusal(Code.FOLDER_UNREADABLE, f"{self.file} cannot be read: {error.strerror or error}.") from error
+        except DAMAGED as error:
+            raise _damaged(self.file, error) from error
 
     def refuse_left_overs(self, meaning: str = CONFIG_FILE) -> None:
         """Refuse TENSOR_LEFT_OVER if any tensor was not taken: it would have changed the maths.
@@ -129,20 +150,14 @@ class Tensors:
             )
 
 
+def _damaged(file: str, error: Exception) -> Refusal:
+    return Refusal(Code.FOLDER_UNREADABLE, f"{file} is cut off or damaged: {error}. Copy it again.")
+
+
 def _fits(found: tuple[int, ...], shape: tuple[int | str, ...]) -> bool:
     return len(found) == len(shape) and all(
         size > 0 if isinstance(want, str) else size == want for size, want in zip(found, shape, strict=True)
     )
-
-
-def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file on the meta device. Raises the errors of DAMAGED, and OSError."""
-    with safe_open(path, framework="pt") as file:
-        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {
-            name: torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
-            for name, part in parts.items()
-        }
 
 
 def _short(dtype: torch.dtype) -> str:

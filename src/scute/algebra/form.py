@@ -100,14 +100,17 @@ class Bias:
         return type(self)(self.scaled, *moved)
 
     def resolve(self, base_bias: Tensor | None, scale: Tensor | None) -> Tensor | None:
-        """The slot b, [out] or None, of a layer whose own bias is `base_bias` ([out] or None)."""
+        """The slot b, [out] or None, of a layer whose own bias is `base_bias` ([out] or None).
+
+        What is multiplied or added is float32 or wider by then.
+        """
         bias = base_bias if self.replaced is None else self.replaced
         if bias is not None and self.scaled and scale is not None:
-            bias = bias * scale
+            bias = _wide(bias) * scale
         if bias is not None and self.factor is not None:
-            bias = bias * self.factor
+            bias = _wide(bias) * self.factor
         if self.shift is not None:
-            bias = self.shift if bias is None else bias + self.shift
+            bias = self.shift if bias is None else _wide(bias) + self.shift
         return bias
 
 
@@ -161,6 +164,10 @@ class AdapterForm:
     @property
     def max_rank(self) -> int:
         return max((m.rank for m in self.members.values()), default=0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def column_norms(weight: Tensor, terms: tuple[Term, ...]) -> Tensor:

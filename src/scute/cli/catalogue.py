@@ -54,7 +54,7 @@ CATALOGUE: dict[Code, Entry] = {
         "Load the adapter in PEFT and call save_pretrained again; it writes safetensors.",
     ),
     Code.FOLDER_UNREADABLE: Entry(
-        "A file is cut off, damaged, not JSON or safetensors, or not allowed to be read.",
+        "A file is cut off, damaged, not JSON or safetensors, names something twice, or is not allowed to be read.",
         "Copy the folder again and check its permissions.",
     ),
     Code.CONFIG_INVALID: Entry(
@@ -171,7 +171,7 @@ CATALOGUE: dict[Code, Entry] = {
         "Raise adapter_memory_gib in additional_config['scute'], lower --max-loras, or unload an adapter.",
     ),
     Code.CAPACITY_HOST: Entry(
-        "The files of all admitted adapters would exceed host_memory_gib.",
+        "The files of all admitted adapters would exceed host_memory_gib, or one would take a quarter of the memory.",
         "Raise host_memory_gib in additional_config['scute'], or unload an adapter.",
     ),
     Code.PEER_RANK_FAILED: Entry(

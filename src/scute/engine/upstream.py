@@ -44,6 +44,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.lora.lora_model:LoRAModel.__init__": (
         "self", "lora_model_id", "rank", "loras", "is_3d_lora_weight", "modules_to_save",
     ),
+    "vllm.lora.request:LoRARequest.__eq__": ("self", "value"),
+    "vllm.lora.request:LoRARequest.__hash__": ("self",),
     "vllm.lora.layers:LoRAMapping.__init__": ("self", "index_mapping", "prompt_mapping", "is_prefill", "type"),
     "vllm.lora.utils:from_layer": ("layer", "max_loras", "lora_config", "packed_modules_list", "model_config"),
     "vllm.lora.utils:parse_fine_tuned_lora_name": ("name", "weights_mapper"),

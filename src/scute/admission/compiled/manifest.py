@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
+from scute.admission import strict_json
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.errors import Code, Refusal
 
@@ -125,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not (folder / MANIFEST_FILE).is_file():  # a pipe would be waited for
         raise Refusal(Code.FOLDER_UNREADABLE, f"{MANIFEST_FILE} is not a file.")
     try:
-        raw: Any = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        raw: Any = strict_json.read(folder / MANIFEST_FILE)
     except (ValueError, RecursionError) as error:
         raise Refusal(Code.FOLDER_UNREADABLE, f"{MANIFEST_FILE} is not readable as JSON: {error}.") from error
     version = raw.get("format") if isinstance(raw, dict) else None

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import load
 from torch import Tensor
 
 from scute.admission.base import BaseModel, Projection
@@ -22,7 +21,7 @@ from scute.admission.methods.oft import MAX_WIDTH
 from scute.admission.methods.vera import drawn_pair, pair_of
 from scute.admission.reasons import Reasons
 from scute.admission.sites import no_module
-from scute.admission.tensors import DAMAGED, Tensors, read_header
+from scute.admission.tensors import Tensors
 from scute.algebra.form import AdapterForm, Bias, Member, Owner, Rotation, SharedPair, Term
 from scute.errors import Code, Refusal
 
@@ -30,28 +29,36 @@ from scute.errors import Code, Refusal
 def read_folder(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool = True) -> AdapterForm | None:
     """The normal form of a compiled folder, with every tensor as it was when the folder was written.
 
-    values: False reads the header of the tensors alone, and does not check their digest. Refuses the codes of
-    `compiled.`, `folder.` and `tensor.`; None if one was collected.
+    Headers are checked before the digest and the digest before any value is used. values: False stops at the headers.
+    Refuses the codes of `compiled.`, `folder.` and `tensor.`; None if one was collected.
     """
-    files = _open(folder, reasons, values)
+    files = _open(folder, reasons)
     if files is None:
         return None
     manifest, tensors = files
     reasons.attempt(_check_base, manifest, base)
-    members = reasons.attempt(_members, manifest, tensors, base)
+    form = _form(manifest, tensors.without_values(), base)
+    if reasons.found or not values:
+        return form
+    reasons.attempt(_check_digest, folder / WEIGHTS_FILE, manifest)
+    return None if reasons.found else _form(manifest, tensors, base)
+
+
+def _form(manifest: Manifest, tensors: Tensors, base: BaseModel) -> AdapterForm | None:
+    members = tensors.reasons.attempt(_members, manifest, tensors, base)
     tensors.refuse_left_overs(MANIFEST_FILE)
     return None if members is None else AdapterForm(manifest.method, members)
 
 
 def check_files(folder: Path, reasons: Reasons) -> None:
     """Refuse what can be wrong with a compiled folder whatever the base model is."""
-    _open(folder, reasons, values=False)
+    _open(folder, reasons)
 
 
-def _open(folder: Path, reasons: Reasons, values: bool) -> tuple[Manifest, Tensors] | None:
+def _open(folder: Path, reasons: Reasons) -> tuple[Manifest, Tensors] | None:
     try:
         manifest = reasons.attempt(read_manifest, folder)
-        tensors = None if manifest is None else reasons.attempt(_read_tensors, folder, manifest, reasons, values)
+        tensors = None if manifest is None else reasons.attempt(_open_tensors, folder, reasons)
     except OSError as error:
         reason = f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
         reasons.add(Refusal(Code.FOLDER_UNREADABLE, reason))
@@ -61,31 +68,28 @@ def _open(folder: Path, reasons: Reasons, values: bool) -> tuple[Manifest, Tenso
     return manifest, tensors
 
 
-def _read_tensors(folder: Path, manifest: Manifest, reasons: Reasons, values: bool) -> Tensors:
+def _open_tensors(folder: Path, reasons: Reasons) -> Tensors:
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise Refusal(
             Code.FOLDER_INCOMPLETE, f"the folder {folder.name!r} has {MANIFEST_FILE} and no {WEIGHTS_FILE}. Copy both."
         )
+    return Tensors.of_file(path, reasons)
+
+
+def _check_digest(path: Path, manifest: Manifest) -> None:
+    """Tensors that are read afterwards are those of this digest: the file must not have changed since it was opened."""
     try:
-        return Tensors(_verified(path, manifest) if values else read_header(path), reasons, WEIGHTS_FILE)
-    except Refusal:
-        raise
-    except DAMAGED as error:
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is cut off or damaged: {error}. Copy it again.") from error
-
-
-def _verified(path: Path, manifest: Manifest) -> dict[str, Tensor]:
-    content = path.read_bytes()  # once, so that what is loaded is what was checked
-    found = hashlib.sha256(content).hexdigest()
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} cannot be read: {error.strerror or error}.") from error
     if found != manifest.weights.sha256:
         raise Refusal(
             Code.COMPILED_HASH,
             f"{path.name} has the sha256 {found[:12]}..., but {MANIFEST_FILE} says {manifest.weights.sha256[:12]}.... "
-            "It was changed or cut off after it was written: copy the folder again, or compile it again.",
+            "It was changed after it was written: copy the folder again, or compile it again.",
         )
-    tensors: dict[str, Tensor] = load(content)
-    return tensors
 
 
 def _check_base(manifest: Manifest, base: BaseModel) -> None:

@@ -10,8 +10,9 @@ The base bias is scaled on the output side and not on the input side. On the inp
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from pydantic import ValidationInfo, field_validator
 from torch import Tensor
 
 from scute.admission.base import BaseModel
@@ -33,6 +34,14 @@ class Ia3Config(AdapterConfig):
     inert: ClassVar[frozenset[str]] = AdapterConfig.inert | {"init_ia3_weights"}
 
     feedforward_modules: Names | None = None
+
+    @field_validator("feedforward_modules")
+    @classmethod
+    def _are_targets(cls, value: Any, info: ValidationInfo) -> Any:
+        targets = info.data.get("target_modules")
+        if isinstance(value, list) and isinstance(targets, list) and not set(value) <= set(targets):
+            raise ValueError("it names modules that target_modules does not; PEFT does not load it so")
+        return value
 
 
 def build(config: Ia3Config, sites: Mapping[str, Site], _: BaseModel, __: Tensors) -> dict[str, Member]:

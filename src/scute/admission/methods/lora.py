@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 from torch import Tensor
 
 from scute.admission.base import BaseModel
@@ -68,6 +68,13 @@ class LowRankConfig(AdapterConfig):
     bias: Literal["none", "all", "lora_only"] = "none"
     init_lora_weights: bool | str | None = True
     use_dora: bool = False
+
+    @field_validator("layers_to_transform", "layers_pattern")
+    @classmethod
+    def _targets_are_a_list(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and isinstance(info.data.get("target_modules"), str):
+            raise ValueError("it needs target_modules to be a list; PEFT does not load it with a string")
+        return value
 
 
 class LoraConfig(LowRankConfig):

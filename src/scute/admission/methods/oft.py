@@ -11,13 +11,12 @@ the skew-symmetric Q_i. Before PEFT 0.18 the last power of the series counted tw
 the same, so peft_version in the config decides.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from packaging.version import InvalidVersion, Version
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from scute.admission.base import BaseModel
@@ -36,15 +35,12 @@ MAX_WIDTH = 128
 
 
 class OftConfig(AdapterConfig):
-    """The fields of OFT. r and oft_block_size are inert: the tensor has the width of the blocks."""
+    """The fields of OFT. Either r, the number of blocks, is 0, or oft_block_size is."""
 
-    inert: ClassVar[frozenset[str]] = (AdapterConfig.inert - {"peft_version"}) | {
-        "r",
-        "oft_block_size",
-        "module_dropout",
-        "init_weights",
-    }
+    inert: ClassVar[frozenset[str]] = (AdapterConfig.inert - {"peft_version"}) | {"module_dropout", "init_weights"}
 
+    r: Annotated[int, Field(ge=0)] = 0
+    oft_block_size: Annotated[int, Field(ge=0)]
     use_cayley_neumann: bool
     num_cayley_neumann_terms: Annotated[int, Field(ge=1, le=1000)]
     coft: bool
@@ -52,6 +48,13 @@ class OftConfig(AdapterConfig):
     block_share: bool
     bias: Literal["none", "all", "oft_only"] = "none"
     peft_version: str | None = None
+
+    @field_validator("oft_block_size")
+    @classmethod
+    def _one_of_two(cls, value: int, info: ValidationInfo) -> int:
+        if "r" in info.data and (value == 0) == (info.data["r"] == 0):
+            raise ValueError("exactly one of r and oft_block_size is 0; PEFT does not load it otherwise")
+        return value
 
 
 def check_format(raw: RawConfig, tensors: Tensors) -> None:
@@ -89,25 +92,28 @@ def _member(config: OftConfig, site: Site, last_twice: bool) -> Member:
 
 
 def _take_packed(config: OftConfig, site: Site) -> tuple[Tensor, int]:
-    packed = site.take(WEIGHT, *site.shape(WEIGHT))
-    rows, entries = packed.shape if packed.dim() == 2 else (0, 0)
-    width = (1 + math.isqrt(1 + 8 * entries)) // 2
-    in_features = site.projection.in_features
-    expected = 1 if config.block_share else in_features // width
-    if width * (width - 1) // 2 != entries or in_features % width or rows != expected:
-        blocks = "1" if config.block_share else "in / width"
-        site.refuse(
-            Refusal(
-                Code.TENSOR_SHAPE,
-                f"{site.name(WEIGHT)} has shape {list(packed.shape)}; expected [{blocks}, width (width - 1) / 2] "
-                f"for a width that divides in = {in_features}.",
-            )
-        )
-        return torch.empty(in_features, 0, device="meta"), 1
+    inputs = site.projection.in_features
+    width = block_width(config.r, config.oft_block_size, inputs)
     if width > MAX_WIDTH:
         wide = f"{site.name(WEIGHT)} has blocks of {width}; at most {MAX_WIDTH} can be served."
         site.refuse(Refusal(Code.CAPACITY_ROTATION, wide))
-    return packed, width
+    blocks = 1 if config.block_share else inputs // width
+    reason = f"the config says blocks of {width} for {inputs} inputs"
+    return site.take(WEIGHT, blocks, width * (width - 1) // 2, reason=reason), width
+
+
+def block_width(blocks: int, width: int, inputs: int) -> int:
+    """The width of a block of R: the one that is given, or of so many blocks, made to divide the inputs as in PEFT."""
+    return _divisor(width, inputs) if width else inputs // _divisor(blocks, inputs)
+
+
+def _divisor(near: int, number: int) -> int:
+    """`OFTLayer.adjust_oft_parameters`: the nearest divisor, and the smaller of two that are as near."""
+    if near >= number:
+        return number
+    lower = next(d for d in range(near, 0, -1) if number % d == 0)
+    higher = next(d for d in range(near, number + 1) if number % d == 0)
+    return lower if near - lower <= higher - near else higher
 
 
 def _skew_symmetric(packed: Tensor, width: int) -> Tensor:

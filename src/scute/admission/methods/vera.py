@@ -22,6 +22,7 @@ from torch import Tensor
 from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
 from scute.admission.config import AdapterConfig
+from scute.admission.memory import check_size
 from scute.admission.methods.method import Method
 from scute.admission.sites import Site
 from scute.admission.tensors import Tensors
@@ -82,8 +83,9 @@ def _saved(tensors: Tensors, shape_a: tuple[int, int], shape_b: tuple[int, int])
 def drawn_pair(key: int, shape_a: tuple[int, int], shape_b: tuple[int, int], base_dtype: torch.dtype) -> SharedPair:
     """The pair as PEFT draws it: A first, then B, in float32 on the CPU; then rounded through the base's dtype.
 
-    shape_a: (rank, in) and shape_b: (out, rank), of the widest projections.
+    shape_a: (rank, in) and shape_b: (out, rank), of the widest projections. Refuses CAPACITY_HOST.
     """
+    check_size("the shared pair that projection_prng_key draws", 4 * (math.prod(shape_a) + math.prod(shape_b)))
     generator = torch.Generator(device="cpu").manual_seed(key)
     a, b = _kaiming(shape_a, generator), _kaiming(shape_b, generator)
     if base_dtype in (torch.float16, torch.bfloat16):
