@@ -5,9 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scute.costs import LayerShape, Slots
-from scute.costs.launches import FUSED_GEMM_TOKENS, SMALL_BATCH, TOGETHER_TOKENS, launches
+from scute.costs.launches import launches
 from scute.costs.traffic import Route, live_routes
-from scute.kernels import plan
 from scute.tuning.layers import Adapter, Pool
 
 launch = pytest.importorskip("scute.kernels.launch")
@@ -88,12 +87,6 @@ def test_launches_of_a_layer(kernels, monkeypatch, names, rows, fuses):
     ]
     live = live_routes([((slot, slot), 1) for slot in own])
     assert made == launches(SHAPE, live, rows, fuses), (kernels, operators.run)
-
-
-def test_bounds_are_those_of_the_kernels():
-    rotate = launch.launch_rotate
-    bounds = plan._SMALL_BATCH, rotate.FUSED_GEMM_TOKENS, rotate.TOGETHER_TOKENS
-    assert bounds == (SMALL_BATCH, FUSED_GEMM_TOKENS, TOGETHER_TOKENS)
 
 
 def test_a_step_without_adapters_launches_nothing():

@@ -18,8 +18,8 @@ with `.code` and `.sentence`. Codes do not change between releases; sentences ma
 An engine names the first reason. `scute inspect FOLDER --base MODEL` tells all of them without an engine, but for what
 depends on how one was started: codes that start with `capacity.` or `peer.`, a projection that the engine does not
 adapt (`module.unsupported`), and a value that its dtype does not hold (`tensor.not_finite`). It reads headers; what the
-values decide (`tensor.not_finite`, `compiled.hash`, and whether a copy of a base weight is one) needs `--deep`. Codes
-that start with `conversion.` come from `scute convert` alone; such an adapter can be served.
+values decide (`tensor.not_finite`, `compiled.hash` of tensors, whether a copy of a base weight is one) needs `--deep`.
+Codes that start with `conversion.` come from `scute convert` alone; such an adapter can be served.
 
 This page is made by `scute refusals --markdown > docs/refusals.md`.
 """

@@ -4,14 +4,7 @@ from collections.abc import Set
 
 from scute.costs.layers import LayerShape
 from scute.costs.traffic import Route
-
-# The bounds are those of scute.kernels; a test holds them equal.
-SMALL_BATCH = 256
-"""Most rows of a decode batch."""
-FUSED_GEMM_TOKENS = 64
-"""Most rows for which a GPU that can projects rotated slices in one GEMM."""
-TOGETHER_TOKENS = 1024
-"""Most rows whose slices are rotated in one launch."""
+from scute.kernels.routes import FUSED_GEMM_TOKENS, SMALL_BATCH, TOGETHER_TOKENS
 
 STOCK_LAUNCHES = 3
 """vLLM 0.33's LoRA: zeros for the shrink's sums, shrink, expand."""

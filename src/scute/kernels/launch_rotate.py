@@ -12,17 +12,15 @@ from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
 from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
 from scute.kernels.plan import (
-    FUSED_GEMM_TOKENS,
     HEIGHTS,
     SMALL_TILE,
-    TOGETHER_TOKENS,
     BatchPlan,
     tile_count,
     tile_height,
 )
 from scute.kernels.rotate import copy_and_rotate
 from scute.kernels.rotate import rotate as rotate_kernel
-from scute.kernels.routes import Part, Route
+from scute.kernels.routes import FUSED_GEMM_TOKENS, TOGETHER_TOKENS, Part, Route
 
 COPY_ROWS = 32
 TILES_AT_ONCE = 8

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scute.kernels.routes import Part, Route
+from scute.kernels.routes import FUSED_GEMM_TOKENS, SMALL_BATCH, TOGETHER_TOKENS, Part, Route
 
 SMALL_TILE = 16
 LARGE_TILE = 32
@@ -20,13 +20,6 @@ RANK_CHUNKS = (16, 64)
 
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
-
-FUSED_GEMM_TOKENS = 64
-"""Most rows for which one GEMM over all slices beats one a slice."""
-TOGETHER_TOKENS = 1024
-"""Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
-
-_SMALL_BATCH = 256
 
 _PLANS: "WeakValueDictionary[int, BatchPlan]" = WeakValueDictionary()
 
@@ -43,7 +36,7 @@ def plan_of(buffer: torch.Tensor) -> "BatchPlan":
 
 def tile_height(tokens: int) -> int:
     """Rows per tile for a batch of `tokens` rows; small tiles waste less where every adapter has few rows."""
-    return SMALL_TILE if tokens <= _SMALL_BATCH else LARGE_TILE
+    return SMALL_TILE if tokens <= SMALL_BATCH else LARGE_TILE
 
 
 def size_class(tokens: int) -> tuple[int, bool, bool]:
@@ -112,7 +105,7 @@ class BatchPlan:
         self.slots = slots
         sizes = dict.fromkeys((Part.ROWS, Part.SLOT_OF_ROW, Part.SHARED_ROWS), max_tokens)
         for size, height in enumerate(HEIGHTS):
-            tokens = min(max_tokens, _SMALL_BATCH) if height == SMALL_TILE else max_tokens
+            tokens = min(max_tokens, SMALL_BATCH) if height == SMALL_TILE else max_tokens
             tiles = tile_count(tokens, height, slots)
             shared_tiles = tile_count(tokens, PAIR_HEIGHTS[size], pairs)
             sizes[Part(Part.TILES_SMALL + size)] = 3 * tiles

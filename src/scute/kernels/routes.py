@@ -1,4 +1,4 @@
-"""Numbers that the host writes and the kernels read: routes, columns and flags of the table, parts of the plan."""
+"""Numbers that host and kernels agree on: routes, the fields of the table, the parts of the plan, sizes of batches."""
 
 from enum import IntEnum, IntFlag
 
@@ -7,6 +7,13 @@ UNIT_BYTES = 128
 
 FIELDS = 16
 """Columns of the table: an entry is one line of 64 bytes."""
+
+SMALL_BATCH = 256
+"""Most rows of a batch that is served as one of decode: small tiles waste less where every adapter has few rows."""
+FUSED_GEMM_TOKENS = 64
+"""Most rows for which one GEMM over all slices beats one a slice, where the GPU has it."""
+TOGETHER_TOKENS = 1024
+"""Most rows for which a copy of x a slice costs less than the launches that one copy for all of them needs."""
 
 
 def units_of(num_bytes: int) -> int:
