@@ -80,11 +80,11 @@ def models_of(scute: dict[str, Any]) -> Models:
 def root(tmp_path, monkeypatch) -> Path:
     """A root with adapters that compile, and one that does not."""
 
-    def compile_adapter(folder: Path, base: Any) -> None:  # noqa: ARG001
-        if folder.name == "bad":
+    def compile_stack(folders: list[Path], base: Any) -> None:  # noqa: ARG001
+        if any(folder.name == "bad" for folder in folders):
             raise Refusal(Code.TENSOR_MISSING, "adapter_model.safetensors has no tensor x.")
 
-    monkeypatch.setattr("scute.engine.base.compile_adapter", compile_adapter)
+    monkeypatch.setattr("scute.engine.base.compile_stack", compile_stack)
     monkeypatch.setattr("scute.engine.base.base_model_of", lambda _: None)
     for name in ["one", "tenants/two", "bad"]:
         (tmp_path / "adapters" / name).mkdir(parents=True)

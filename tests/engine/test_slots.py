@@ -214,4 +214,5 @@ def test_folders_that_need_base_weights(host):
 def test_a_redrawn_pair_goes_through_the_dtype_that_is_served():
     config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     config.dtype = torch.bfloat16
-    assert base_model_of(SimpleNamespace(hf_config=config, dtype=torch.float32)).dtype is torch.float32
+    served = SimpleNamespace(hf_config=config, dtype=torch.float32, model="a-model-of-no-folder", revision=None)
+    assert base_model_of(served).dtype is torch.float32

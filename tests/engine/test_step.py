@@ -1,6 +1,7 @@
 """A step on the host: the managers and the rows of vLLM's V2 runner, around no model."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,7 @@ class Runner(mixin.LoRAModelRunnerMixin):
         manager.lora_index_to_id = [None] * slots
         manager._last_mapping = manager._last_slot_layout = None
         manager.pairs, manager._has_other_layers, manager._planned = None, False, None
+        manager._evictions = Counter()
         manager.slots = ActiveSlots(slots, np.zeros(0, dtype=np.int32))
         manager.plan = BatchPlan(ROWS, slots, 0, 16, 0, "cpu")
         manager.dummy_rank = 8

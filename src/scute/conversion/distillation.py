@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
@@ -131,7 +131,7 @@ class Distillation:
                         n: [file.get_tensor(n + part).to(factor) for part in parts] for n, factor in factors.items()
                     }
                 step = int(told.get("step", ""))
-        except DAMAGED as error:
+        except (SafetensorError, *DAMAGED) as error:
             raise ValueError(self._damaged(error)) from error
         if not kept:
             raise ValueError(f"{self._state} has the state of another distillation; remove it to start anew")
