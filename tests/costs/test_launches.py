@@ -72,7 +72,7 @@ def kernels(monkeypatch):
     "names", [["LoRA"], ["(IA)3"], ["VeRA"], ["OFT"], ["LoRA", "OFT"], ["DoRA", "VeRA", "OFT"]], ids="+".join
 )
 def test_launches_of_a_layer(kernels, monkeypatch, names, rows, fuses):
-    monkeypatch.setattr(launch.launch_rotate, "is_hopper", lambda _: fuses)
+    monkeypatch.setattr(launch.launch_rotate, "is_roomy", lambda _: fuses)
     adapters = [ADAPTERS[name] for name in names]
     pool = Pool([*adapters, ADAPTERS["LoRA"]], [SHAPE], 1, torch.float16, "cpu")
     # The last adapter has no row. As in an engine, a rank is possible.

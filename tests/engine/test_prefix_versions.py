@@ -97,6 +97,14 @@ def test_what_a_request_computes_on_the_old_weights_is_not_found_on_the_new(core
     assert set(hashes(running)).isdisjoint(hashes(new))
 
 
+def test_an_adapter_that_is_not_known_shares_with_nobody(core):
+    """A request that came past the front end, or after the removal of its adapter."""
+    core.add(adapter(1))
+    first = hashes(core.arrive(adapter(1)))
+    core.remove(1)
+    assert set(hashes(core.arrive(adapter(1)))).isdisjoint(first)
+
+
 def test_versions_do_not_pile_up(core):
     for number in range(1, 1000):
         core.add(adapter(number))

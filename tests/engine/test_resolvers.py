@@ -327,6 +327,54 @@ def test_a_request_that_comes_during_a_removal_has_the_adapter_admitted_anew(roo
     assert [call for call, _ in engine.calls] == ["add", "request", "remove", "add", "request"]
 
 
+def test_a_client_that_goes_away_takes_nobody_along(root):
+    """Neither the others that wait for the removal, nor the removal, nor one that the removal waits for."""
+    engine = Engine({})
+    adapter = LoRARequest("x", 7, str(root / "one"))
+
+    async def scenario() -> None:
+        held = asyncio.create_task(engine.add_request("held", "long", None, lora_request=adapter))
+        await asyncio.sleep(0.015)
+        removal = asyncio.create_task(engine.remove_lora(7))
+        gone_removal = asyncio.create_task(engine.remove_lora(7))
+        gone, stays = (
+            asyncio.create_task(engine.add_request(name, "short", None, lora_request=adapter))
+            for name in ("gone", "stays")
+        )
+        await asyncio.sleep(0.001)
+        gone.cancel()
+        gone_removal.cancel()
+        assert await asyncio.gather(held, removal, stays) == ["held", True, "stays"]
+
+    asyncio.run(scenario())
+    requests = [told[0] for call, told in engine.calls if call == "request"]
+    assert requests == ["held", "stays"]
+
+
+def test_a_load_whose_caller_is_gone_is_undone(root):
+    """The engine finishes it, and nobody would ever remove the adapter."""
+    engine = Engine({})
+    engine.slow = True
+    adapter = LoRARequest("x", 7, str(root / "one"))
+
+    async def scenario() -> None:
+        load = asyncio.create_task(engine.add_lora(adapter))
+        while not load.done():  # until the folder was checked, in a thread, and the engine was asked
+            await asyncio.sleep(0.001)
+            if front_end_asked():
+                load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        await asyncio.sleep(0.05)
+
+    def front_end_asked() -> bool:
+        return any(task.get_coro().__qualname__ == "Engine._add" for task in asyncio.all_tasks())
+
+    asyncio.run(scenario())
+    assert [call for call, _ in engine.calls] == ["add", "remove"]
+    assert front_end.Admissions.of(engine).admitted == set()
+
+
 def test_unknown_names_leave_nothing_behind(models):
     async def scenario() -> None:
         for number in range(1000):

@@ -183,8 +183,9 @@ def seen(request, monkeypatch) -> set[Any]:
             if module.__name__.startswith(launch.__name__) and isinstance(value, triton.JITFunction):
                 monkeypatch.setattr(module, name, Launches(value, found))
                 kernels += 1
-        if hasattr(module, "is_hopper"):
-            monkeypatch.setattr(module, "is_hopper", lambda _: request.param)
+        for kind in ("is_hopper", "is_roomy"):
+            if hasattr(module, kind):
+                monkeypatch.setattr(module, kind, lambda _: request.param)
     if not kernels:
         pytest.skip("Triton's interpreter compiles nothing")
     for name in ("linear", "adapt", "rotate"):

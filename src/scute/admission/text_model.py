@@ -50,7 +50,7 @@ def _spelling(modules: Iterable[str]) -> str | None:
 
 def _head(modules: Iterable[str], head: str) -> str:
     leaf = head.rpartition(".")[2]
-    return next((name for name in modules if name.rpartition(".")[2] == leaf), leaf)
+    return next((name for name in sorted(modules) if name.rpartition(".")[2] == leaf), leaf)
 
 
 def _renamed(base: BaseModel, names: Mapping[str, str], here: str, there: str) -> BaseModel:

@@ -16,7 +16,8 @@ class Admissions:
     """Of one client.
 
     A request that reaches the engine after the removal of its adapter would have it loaded in the middle of a step. So
-    a removal waits for the requests that passed the gate before it, and later ones wait for the removal.
+    a removal waits for the requests that passed the gate before it, and later ones wait for the removal. Who waits may
+    be cancelled, what is waited for may not: others wait for it too.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Admissions:
         The server may point the adapter to a new version meanwhile: the request leaves with the id of that moment.
         """
         while adapter.lora_int_id in self._removals:
-            await self._removals[adapter.lora_int_id]
+            await asyncio.shield(self._removals[adapter.lora_int_id])
         left = asyncio.get_running_loop().create_future()
         self._leaving[left] = adapter
         try:
@@ -79,12 +80,13 @@ class Admissions:
     async def removing(self, adapter_id: int) -> AsyncIterator[None]:
         """Around the removal of the adapter."""
         while adapter_id in self._removals:
-            await self._removals[adapter_id]
+            await asyncio.shield(self._removals[adapter_id])
         removed = self._removals[adapter_id] = asyncio.get_running_loop().create_future()
         self.forget(adapter_id)
         try:
             for left in [left for left, adapter in self._leaving.items() if adapter.lora_int_id == adapter_id]:
-                await left
+                await asyncio.shield(left)
+            self.forget(adapter_id)  # one of them may have had it admitted
             yield
         finally:
             del self._removals[adapter_id]

@@ -1,6 +1,7 @@
 """What vLLM's model config says of the base model, and what a path is on it: no engine is needed for either."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,16 @@ def check_folder(vllm_config: Any, path: str) -> None:
     options = Options.read(vllm_config)
     folders = [locate(name, options, fresh=True) for name in folders_of(path)]
     if all(os.path.isdir(folder) for folder in folders):
-        compile_stack(folders, base_model_of(vllm_config.model_config))
+        compile_stack(folders, _known_base(vllm_config.model_config))
+
+
+_bases: dict[int, tuple[Any, BaseModel]] = {}
+_making = threading.Lock()
+
+
+def _known_base(model_config: Any) -> BaseModel:
+    """`base_model_of`, once for a config: transformers builds modules for it, under a dtype that is the process's."""
+    with _making:
+        if id(model_config) not in _bases:
+            _bases[id(model_config)] = (model_config, base_model_of(model_config))  # kept, so that its id is not reused
+        return _bases[id(model_config)][1]

@@ -33,6 +33,9 @@ _CLIENTS = frozenset(
     }
 )
 
+_UNDOING: set[asyncio.Future[None]] = set()
+"""Removals of adapters whose callers were cancelled; asyncio itself keeps no task alive."""
+
 
 def is_front_end() -> bool:
     """Whether this is the first process, or a child that has imported a client: an API server, or a script's worker."""
@@ -154,7 +157,7 @@ def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
             load.number(lora_request)
         try:
             await asyncio.to_thread(check_folder, self.vllm_config, lora_request.lora_path)
-            result = await add_lora(self, lora_request)
+            result = await _finish(self, lora_request, asyncio.ensure_future(add_lora(self, lora_request)))
         except Exception as error:
             if load is not None:
                 load.refusal = find_refusal(str(error))
@@ -164,6 +167,24 @@ def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return remembering
+
+
+async def _finish(engine: Any, request: LoRARequest, loading: asyncio.Future[Any]) -> Any:
+    """Wait for a load. The engine finishes one whose caller is gone: then the adapter is removed, or it would stay."""
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        if not Admissions.of(engine).has(request):
+            undoing = asyncio.ensure_future(_undo(engine, request.lora_int_id, loading))
+            _UNDOING.add(undoing)
+            undoing.add_done_callback(_UNDOING.discard)
+        raise
+
+
+async def _undo(engine: Any, adapter_id: int, loading: asyncio.Future[Any]) -> None:
+    with contextlib.suppress(Exception):  # of a load that failed there is nothing to undo
+        await loading
+        await engine.remove_lora(adapter_id)
 
 
 def _forget_admission(remove_lora: Callable[..., Any]) -> Callable[..., Any]:

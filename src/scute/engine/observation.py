@@ -91,10 +91,12 @@ class Observer:
         self._is_current = True
         try:
             self._residency = merge(await self._engine.collective_rpc("scute_report"))
+            self._show()
         except Exception as error:  # an engine that is gone must not take down the page that says so
             self._is_current = False
             logger.debug("No figures of the adapters: %s", error)
-            return
+
+    def _show(self) -> None:
         for adapter_id, count in self._residency.evictions.items():
             self.metrics.count("scute:adapter_evictions_total", self._names.get(adapter_id, OTHER), count)
         running: set[str] = set()

@@ -69,13 +69,15 @@ def with_version(generate_keys: Callable[..., Any]) -> Callable[..., Any]:
     def generating(request: Any) -> Any:
         keys = generate_keys(request)
         version = _version_of(request) if keys else 1
-        return [(*head, f"{path}#{version}") for *head, path in keys] if version > 1 else keys
+        return keys if version == 1 else [(*key, version) for key in keys]
 
     return generating
 
 
-def _version_of(request: Any) -> int:
-    kept: int | None = getattr(request, "scute_version", None)
+def _version_of(request: Any) -> int | str:
+    """The name of the request itself where its adapter is not known: then it shares prefixes with nobody."""
+    kept: int | str | None = getattr(request, "scute_version", None)
     if kept is not None or request.lora_request is None:
         return kept or 1
-    return _versions.get(request.lora_request.lora_int_id, 1)
+    version = _versions.get(request.lora_request.lora_int_id)
+    return request.request_id if version is None else version

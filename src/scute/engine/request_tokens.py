@@ -53,7 +53,8 @@ class CountedRequests(LoRARequestStates):
 
     def _add_new(self, running: _Running) -> None:
         state = running.state
-        prompt = 0 if state.is_prefilling else state.prompt_len
+        # A request whose prompt comes in pieces prefills again; what was counted of it stays.
+        prompt = running.prompt_tokens if state.is_prefilling else state.prompt_len
         generated = state.stats.num_generation_tokens
         self._count(state.lora_name, prompt - running.prompt_tokens, generated - running.generation_tokens)
         running.prompt_tokens, running.generation_tokens = prompt, generated

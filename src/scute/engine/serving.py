@@ -61,6 +61,7 @@ def replace_or_refuse(load_lora_adapter: Call) -> Call:
         if old is not None:
             new, old_id = self.lora_requests[request.lora_name], old.lora_int_id
             old.lora_int_id, old.lora_path = new.lora_int_id, new.lora_path  # for requests that are not queued yet
+            Admissions.of(self.engine_client).retire(old_id)
             await self.engine_client.remove_lora(old_id)
         return result
 

@@ -54,13 +54,23 @@ def launch_options(x: Tensor) -> dict[str, bool]:
 
 
 def has_room(x: Tensor) -> bool:
-    """Whether a program has the shared memory of a Hopper GPU; the interpreter has any."""
-    return is_hopper(x) or not x.is_cuda
+    """Whether a program has the shared memory that large blocks need; the interpreter has any."""
+    return not x.is_cuda or is_roomy(x)
+
+
+def is_roomy(x: Tensor) -> bool:
+    """A GPU whose programs have 227 KiB: Hopper, and Blackwell of data centres. Others have 99 to 163."""
+    return x.is_cuda and _is_roomy(x.get_device())
 
 
 def is_hopper(x: Tensor) -> bool:
-    """Hopper or later: it has programmatic dependent launch, and shared memory for a deep GEMM."""
+    """Hopper or later: it has programmatic dependent launch."""
     return x.is_cuda and _is_hopper(x.get_device())
+
+
+@cache
+def _is_roomy(device: int) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @cache

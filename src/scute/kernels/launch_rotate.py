@@ -10,7 +10,7 @@ from scute.kernels.arguments import Slots
 from scute.kernels.blocks import RotateBlocks, ceil_div
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
-from scute.kernels.grid import are_aligned, column_blocks, is_hopper, launch_options, unit_width
+from scute.kernels.grid import are_aligned, column_blocks, is_roomy, launch_options, unit_width
 from scute.kernels.plan import (
     HEIGHTS,
     SMALL_TILE,
@@ -43,7 +43,7 @@ def rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, 
 
 def has_fused_gemm(x: Tensor, slots: Slots) -> bool:
     """Whether `gemms` is one launch for inputs like x [T, in]."""
-    return slots.slices > 1 and x.shape[0] <= FUSED_GEMM_TOKENS and is_hopper(x)
+    return slots.slices > 1 and x.shape[0] <= FUSED_GEMM_TOKENS and is_roomy(x)
 
 
 def gemms(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
