@@ -8,13 +8,15 @@ import os
 import pytest
 import torch
 
+from scute.costs import Device
 from scute.kernels import sizes as measured
 from scute.tuning import table
 from scute.tuning.candidates import _KNOWN, known, merge, neighbours
 from scute.tuning.compilers import Compilers
+from scute.tuning.floor import floor_us
 from scute.tuning.layers import Adapter, LayerShape
 from scute.tuning.problems import Instance, Problem, asked, replaced, rules, using
-from scute.tuning.search import Search, Settings, problems
+from scute.tuning.search import NEAR, Search, Settings, problems
 from scute.tuning.truth import TOLERANCE
 
 QKV = LayerShape("qkv", 64, (48, 16, 16))
@@ -113,6 +115,23 @@ def test_writing_drops_what_the_kernels_would_not_take(tmp_path):
     for entry in (pair, plain):
         assert table.write(tmp_path, "GPU", [entry], "a test") == path
     assert measured.read(path, "GPU") == [plain.override, pair.override]
+
+
+@pytest.mark.parametrize(("bandwidth", "is_searched"), [(1e-9, False), (1e9, True)], ids=["near", "far"])
+def test_what_is_near_its_bytes_is_not_searched(few, bandwidth: float, is_searched: bool):
+    few(slice(-2, None))
+    entries = Search(SETTINGS, CPU, Silent(), Device("GPU", bandwidth, launch_us=1e-6)).run([QKV])
+    assert entries
+    for entry in entries:
+        assert (entry.tried > 1) == is_searched
+        assert (entry.rule_us > NEAR * entry.floor_us) == is_searched
+
+
+def test_the_floor_is_that_of_the_byte_model():
+    """By hand: A and B of two tenants, x and y of their rows, and two launches."""
+    problem = Problem(LayerShape("o", 64, (32,)), 10, Adapter(rank=4), 2, torch.float16)
+    moved = 2 * 4 * (64 + 32) * 2 + 10 * 64 * 2 + 2 * 10 * 32 * 2
+    assert floor_us(problem, Device("GPU", 1.0, launch_us=2.0)) == pytest.approx(1e-3 * moved + 2 * 2)
 
 
 def test_wrong_sizes_are_left_out(monkeypatch, few):

@@ -12,6 +12,7 @@ from scute.cli.output import print_json, print_table, progress_bar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from scute.costs import Device
     from scute.tuning.search import Settings
     from scute.tuning.table import Entry
 
@@ -61,8 +62,8 @@ def tune(
     if not torch.cuda.is_available():
         typer.echo("There is no CUDA GPU here to tune for.", err=True)
         raise typer.Exit(1)
-    entries, skipped = _search(settings, shapes)
     device = torch.cuda.get_device_name()
+    entries, skipped = _search(settings, shapes, _figures(device))
     provenance = f"scute tune for {base.name} in {dtype}, with torch {torch.__version__}"
     try:
         path = table.write(folder, device, entries, provenance)
@@ -82,13 +83,27 @@ def print_entries(entries: "Sequence[Entry]") -> None:
     def cells(entry: "Entry") -> tuple[str, ...]:
         sizes = " ".join(f"{name}={value}" for name, value in entry.blocks.items())
         asked = " ".join(f"{name}={value}" for name, value in entry.arguments.items())
-        times = f"{entry.rule_us:.1f}", f"{entry.best_us:.1f}", f"{entry.ratio:.2f}"
+        floor = "-" if entry.floor_us is None else f"{entry.floor_us:.1f}"
+        times = floor, f"{entry.rule_us:.1f}", f"{entry.best_us:.1f}", f"{entry.ratio:.2f}"
         return entry.rule.removesuffix("_blocks"), asked, *times, str(entry.tried), sizes
 
-    print_table(("rule", "asked for", "rule, us", "best, us", "ratio", "tried", "sizes"), map(cells, entries))
+    print_table(
+        ("rule", "asked for", "floor, us", "rule, us", "best, us", "ratio", "tried", "sizes"), map(cells, entries)
+    )
 
 
-def _search(settings: "Settings", shapes: "Sequence[Any]") -> "tuple[list[Entry], list[str]]":
+def _figures(device: str) -> "Device | None":
+    """Of the byte model, if they are known: `scute calibrate` measures them."""
+    from scute.costs import UnknownFigure, find_device
+
+    try:
+        found = find_device(device)
+        return found if found.bytes_per_second and found.launch_seconds else None
+    except (ValueError, UnknownFigure):
+        return None
+
+
+def _search(settings: "Settings", shapes: "Sequence[Any]", figures: "Device | None") -> "tuple[list[Entry], list[str]]":
     import torch
 
     from scute.tuning.search import Search
@@ -101,7 +116,7 @@ def _search(settings: "Settings", shapes: "Sequence[Any]") -> "tuple[list[Entry]
             told, done, total = doing or told, done + steps, total + more
             update(told, done, total)
 
-        search = Search(settings, torch.device("cuda"), progress)
+        search = Search(settings, torch.device("cuda"), progress, figures)
         return search.run(shapes), search.skipped
 
 

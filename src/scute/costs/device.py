@@ -58,8 +58,8 @@ class Device:
 
     @property
     def fuses_gemm(self) -> bool:
-        """Whether Scute runs the base GEMM of rotated slices in one launch there: Hopper GPUs and later."""
-        return int((self.capability or "0").partition(".")[0]) >= 9
+        """Whether Scute runs the base GEMM of rotated slices in one launch there: where programs have 227 KiB."""
+        return (self.capability or "0").partition(".")[0] in ("9", "10")
 
     @property
     def bytes_per_second(self) -> float:

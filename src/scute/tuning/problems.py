@@ -38,6 +38,11 @@ class Problem:
     dtype: torch.dtype
     shared_rank: int = 256
 
+    def slots_of_rows(self) -> list[int]:
+        """The tenant of every row: single rows in turn in a decode batch, runs of rows in a larger one."""
+        run = max(1, self.tokens // 32) if self.tokens > 256 else 1
+        return [row // run % self.tenants for row in range(self.tokens)]
+
     def __str__(self) -> str:
         kind = f"rank {self.adapter.rank}" if self.adapter.rank else "shared" if self.adapter.shared else "rotation"
         return f"{self.shape.in_features} to {'+'.join(map(str, self.shape.slices))}, {self.tokens} rows, {kind}"
@@ -50,8 +55,7 @@ class Instance:
         self.problem, self.copies = problem, copies
         pool_of = [problem.adapter] * problem.tenants
         self.pool = Pool(pool_of, [problem.shape], copies, problem.dtype, device, shared_rank=problem.shared_rank)
-        runs = max(1, problem.tokens // 32) if problem.tokens > 256 else 1
-        self.slots = [row // runs % problem.tenants for row in range(problem.tokens)]
+        self.slots = problem.slots_of_rows()
         self.plan: BatchPlan = self.pool.plan(problem.tokens, self.slots)
         random = torch.Generator(device).manual_seed(1)
         size = problem.shape.out_features, problem.shape.in_features

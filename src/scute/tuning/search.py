@@ -8,9 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from scute.costs import Device
 from scute.kernels.sizes import STEPWISE, may_set, overridden
 from scute.tuning.candidates import known, merge, neighbours
 from scute.tuning.compilers import Compilers
+from scute.tuning.floor import floor_us
 from scute.tuning.layers import Adapter, LayerShape
 from scute.tuning.problems import FOLLOW_THE_BATCH, Instance, Problem, argument_names, asked, using
 from scute.tuning.table import Arguments, Entry
@@ -21,6 +23,8 @@ WORTH = 0.99
 """A candidate must take at most this share of the time of what it replaces: less is noise."""
 HOPELESS = 1.3
 """One that takes this many times as long on one layer is not tried on the others."""
+NEAR = 1.1
+"""Sizes that take at most this many times what bytes and launches take are good enough: the time goes to others."""
 RANGES = {"max_rank": ((0, 16), (17, 32), (33, 2**31))}
 """Arguments for which one entry serves every value of a range."""
 
@@ -73,11 +77,15 @@ class Group:
 
 @dataclass
 class Search:
-    """One device; groups one after another, each with its share of the time that is left."""
+    """One device; groups one after another, each with its share of the time that is left.
+
+    figures: of the byte model; without them no group is near its floor.
+    """
 
     settings: Settings
     device: torch.device
     progress: Progress
+    figures: Device | None = None
     entries: list[Entry] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -149,6 +157,8 @@ class _Descent:
         found = [entry.override for entry in search.entries]
         self.start = overridden(found, group.rule, group.asked, group.sizes)
         self.base: list[float] = []
+        figures = search.figures
+        self.floor = None if figures is None else sum(floor_us(p, figures) for p in group.problems)
         self.costs: dict[Any, float] = {}
         self.useless: set[Any] = set()
         self.wrong = 0
@@ -159,6 +169,8 @@ class _Descent:
         if self.start not in self.costs:
             return None
         best = self.start
+        if self.floor is not None and sum(self.base) <= NEAR * self.floor:
+            return self._entry()
         for number in range(self.search.settings.rounds):
             candidates = [*(known(self.group.rule, best) if number == 0 else ()), *neighbours(best)]
             near = [sizes for sizes in candidates if self._changes_what_is_sought(sizes)]
@@ -192,6 +204,7 @@ class _Descent:
             ratio=ratio[best],
             tried=len(self.costs),
             wrong=self.wrong,
+            floor_us=self.floor,
         )
 
     def _changes_what_is_sought(self, sizes: Any) -> bool:

@@ -18,7 +18,7 @@ class Entry:
 
     rule_us, best_us: microseconds of the adapter work of one layer, summed over the problems, with the rule's sizes
     and with these; ratio: the mean over the problems. tried: candidates that were timed; wrong: those whose result was
-    not the truth.
+    not the truth. floor_us: what bytes and launches take, where the GPU's figures are known.
     """
 
     rule: str
@@ -30,6 +30,7 @@ class Entry:
     ratio: float
     tried: int
     wrong: int
+    floor_us: float | None = None
 
     @property
     def override(self) -> Override:
