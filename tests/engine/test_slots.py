@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from scute.admission.memory import GIB
 from scute.algebra.form import SharedPair
 from scute.engine.base import base_model_of
 from scute.engine.packing import PackedAdapter, lay_out
 from scute.engine.pairs import SharedPairs
 from scute.engine.slots import ActiveSlots
-from scute.engine.store import GIB, HostStore
+from scute.engine.store import HostStore
 from scute.errors import Code, Refusal
 
 MANY = 1040

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -222,10 +223,7 @@ SERVER = """
 @pytest.mark.engine
 def test_one_of_several_api_servers_is_a_front_end(tmp_path):
     """With --api-server-count 2 they are children, and import the client after the plugins."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SERVER))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
+    assert_says_true(SERVER, tmp_path)
 
 
 CHILD = """
@@ -247,7 +245,12 @@ CHILD = """
 @pytest.mark.engine
 def test_a_child_process_may_be_a_front_end(tmp_path):
     """vLLM's data-parallel examples make an `LLM` in each of their children."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(CHILD))
+    assert_says_true(CHILD, tmp_path)
+
+
+def assert_says_true(program: str, folder: Path) -> None:
+    """Run as a script of its own, which a spawned child can import."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(program))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines()[-1:] == ["True"], done.stderr

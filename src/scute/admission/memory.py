@@ -1,4 +1,4 @@
-"""How much one adapter may take of this machine's memory: a sparse file has any size, and a key draws any matrix."""
+"""This machine's memory, and the share of one adapter: a sparse file has any size, and a key draws any matrix."""
 
 import os
 
@@ -8,9 +8,14 @@ GIB = 2**30
 SHARE = 4
 
 
+def machine_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def most_bytes() -> int:
-    """A quarter of this machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SHARE
+    """A quarter of it."""
+    return machine_bytes() // SHARE
 
 
 def check_size(what: str, num_bytes: int) -> None:

@@ -139,7 +139,7 @@ def naming(folders: Sequence[Path], number: int) -> Iterator[None]:
 def _named(refusal: Refusal, folders: Sequence[Path], number: int) -> Refusal:
     if len(folders) == 1:
         return refusal
-    return Refusal(refusal.code, f"adapter {number + 1} of the stack, {folders[number].name!r}: {refusal.sentence}")
+    return refusal.of(f"adapter {number + 1} of the stack, {folders[number].name!r}")
 
 
 def _obstacles(names: Sequence[str], forms: Sequence[AdapterForm]) -> Iterator[Refusal]:

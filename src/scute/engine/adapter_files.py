@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scute.admission.compiled.manifest import MANIFEST_FILE, WEIGHTS_FILE
+from scute.admission.memory import GIB
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
 from scute.errors import Code, Refusal
 
@@ -12,8 +13,6 @@ KINDS = ((CONFIG_FILE, TENSOR_FILE), (MANIFEST_FILE, WEIGHTS_FILE))
 """What PEFT writes, and what `scute compile` does."""
 
 FILES = tuple(file for kind in KINDS for file in kind)
-
-GIB = 2**30
 
 
 def is_complete(folder: Path) -> bool:

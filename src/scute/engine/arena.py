@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from scute.admission.memory import GIB
 from scute.engine.packing import PackedAdapter
 from scute.errors import Incompatible
 from scute.kernels.routes import FIELDS, UNIT_BYTES, Field
-
-GIB = 2**30
 
 
 class Extents:

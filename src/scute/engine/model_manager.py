@@ -14,10 +14,11 @@ from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_supported_lora_modules, parse_fine_tuned_lora_name
 
+from scute.admission.memory import GIB
 from scute.algebra.form import SharedPair
 from scute.engine import graphs
 from scute.engine.admit import admit
-from scute.engine.arena import GIB, Arena
+from scute.engine.arena import Arena
 from scute.engine.base import base_model_of
 from scute.engine.capacity import LayerShape, Limits, largest_batch
 from scute.engine.layers import ScuteLinear

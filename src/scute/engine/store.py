@@ -1,18 +1,16 @@
 """Compiled adapters in host memory, so that what vLLM evicts comes back without the disk."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scute.admission.memory import GIB, machine_bytes
 from scute.engine.packing import PackedAdapter
 from scute.errors import Code, Refusal
-
-GIB = 2**30
 
 
 def half_of_memory_gib() -> float:
     """Half of this machine's memory, in GiB."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB / 2
+    return machine_bytes() / GIB / 2
 
 
 @dataclass(frozen=True, slots=True)
