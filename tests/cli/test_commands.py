@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from command import scute
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from scute import __version__
 from scute.cli.catalogue import CATALOGUE, GROUPS
-from scute.cli.main import app
 from scute.engine import upstream
 from scute.errors import Code
 from scute.testing.adapters import AMPLIFIED, write_adapter
@@ -22,10 +21,6 @@ NAMES = ("lora-r3", "dora", "ia3", "vera", "oft")
 
 
 INPUTS = "(IA)3 on inputs that no gated projection produces"
-
-
-def scute(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")

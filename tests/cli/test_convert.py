@@ -3,17 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from command import scute
 
 from scute.cli import convert as command
-from scute.cli.main import app
 from scute.testing.adapters import write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama, tiny_prompts, tiny_qwen2
-
-
-def scute(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")

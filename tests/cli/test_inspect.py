@@ -7,12 +7,11 @@ import sys
 
 import pytest
 import torch
+from command import scute
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from scute.admission.reasons import MOST
-from scute.cli.main import app
 from scute.testing.adapters import Recipe, write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama
@@ -20,10 +19,6 @@ from scute.testing.tiny import tiny_llama
 NAMES = ("lora-r3", "dora", "ia3", "vera", "vera-regenerated", "oft")
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 Q = "model.layers.0.self_attn.q_proj"
-
-
-def scute(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,14 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from command import scute
 
 from scute.admission.stacks import stack_path
-from scute.cli.main import app
 from scute.testing.adapters import write_adapter
 from scute.testing.oracle import load_base
 from scute.testing.tiny import tiny_llama
 
 NAMES = ("lora-r8", "lora-r3", "dora", "ia3", "vera", "oft")
-
-
-def scute(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture(scope="module")
