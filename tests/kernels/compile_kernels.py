@@ -26,6 +26,7 @@ INDICES = (
     "rows",
     "shared_rows",
     "slot_of_row",
+    "arrivals",
 )
 FLOATS = ("h", "shared_h", "partial", "shared_partial", "vectors")
 FACTORS = ("x", "y", "factors", "shared_a", "shared_b", "out", "inputs", "weight", "bias", "products")
@@ -39,7 +40,10 @@ VARYING = (
     "tiles_end",
     "tiles_at_once",
     "slice_index",
+    "items_launched",
     "items_end",
+    "pairs_launched",
+    "pairs_end",
     "shared_end",
 )  # never known to be multiples
 
@@ -75,10 +79,11 @@ def kernels(size: int, slices: int, aligned: bool):
     common = {"SLICES": slices, "PDL": True}
     both = common | {"SHARED": True}
     columns = both | {"ALIGNED": aligned}
-    shrink = {"PDL": True, "SHARED": True, "SHARED_SPLITS": few.shared_splits, "SHARED_BLOCK_K": few.shared_inner}
+    shrink = {"PDL": True, "PARTS": 4, "SHARED_CHUNKS": 16, "SHARED_SPLITS": few.shared_splits}
+    shrink |= {"SHARED_BLOCK_K": few.shared_inner}
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
-    yield "shrink rows", shrink_rows, shrink | {"PARTS": 4, "BESIDE_GEMM": False}, few.shrink_warps
+    yield "shrink rows", shrink_rows, shrink | {"BESIDE_GEMM": False}, few.shrink_warps
     yield (
         "turn rows",
         turn_and_shrink,
@@ -86,7 +91,7 @@ def kernels(size: int, slices: int, aligned: bool):
         few.shrink_warps,
     )
     yield "expand rows", expand_rows, columns | {
-        "SHARED_SPLITS": 4, "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
+        "HEIGHT": 16, "BLOCK_R": few.rank, "BLOCK_N": few.outer,
         "SHARED_BLOCK_R": few.shared_rank, "SHARED_BLOCK_N": few.shared_outer,
     }, few.expand_warps  # fmt: skip
     yield "shrink tiles", shrink_tiles, common | {
@@ -122,7 +127,7 @@ def kernels(size: int, slices: int, aligned: bool):
 def main() -> None:
     for dtype, slices, aligned in [("bf16", 3, True), ("fp16", 2, True), ("fp32", 1, False)]:
         for name, kernel, constants, warps in kernels(4 if dtype == "fp32" else 2, slices, aligned):
-            compiled = compile_kernel(kernel, dtype, constants, warps, aligned)
+            compiled = compile_kernel(kernel.function, dtype, constants, warps, aligned)
             assembly = compiled.asm["ptx"]
             report = {
                 "name": f"{name} {dtype} {'aligned' if aligned else 'odd'}",

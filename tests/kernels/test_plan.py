@@ -43,11 +43,10 @@ def test_cuts_long_segments():
     assert used(plan, Part.TILES_LARGE) == [[1, 0, 32], [1, 32, 32], [1, 64, 6]]
 
 
-def test_a_rank_is_cut_into_chunks_and_a_pair_follows_the_slots():
+def test_a_rank_of_a_slot_is_cut_into_chunks():
     plan = plan_of([0, 1, 1, 2, 3], ranks=[8, 70, 0, 0], pairs=[-1, -1, -1, 2], pair_ranks=[0, 0, 30, 0])
-    own = [[0, 0, 1, 0], *([1, 1, 2, rank] for rank in (0, 16, 32, 48, 64))]
-    assert used(plan, Part.SHRINK_SMALL) == [*own, [-3, 0, 1, 0], [-3, 0, 1, 16]]
-    assert used(plan, Part.SHRINK_LARGE) == [[0, 0, 1, 0], [1, 1, 2, 0], [1, 1, 2, 64]]  # and a large pair is no item
+    assert used(plan, Part.SHRINK_SMALL) == [[0, 0, 1, 0], *([1, 1, 2, rank] for rank in (0, 16, 32, 48, 64))]
+    assert used(plan, Part.SHRINK_LARGE) == [[0, 0, 1, 0], [1, 1, 2, 0], [1, 1, 2, 64]]
 
 
 def test_too_many_rows_for_small_tiles_leave_their_lists_empty():

@@ -7,7 +7,6 @@ from scute.kernels.plan import (
     HEIGHTS,
     PAIR_HEIGHTS,
     RANK_CHUNKS,
-    SMALL_TILE,
     BatchPlan,
     Residents,
     shrink_items,
@@ -59,8 +58,6 @@ def plain_lists(slot_of_row: np.ndarray, residents: Residents) -> dict[Part, Rec
         tiles = list(plain_tiles(slot_of_row, height)) if is_used else []
         shared_tiles = list(plain_tiles(pair_of_row, PAIR_HEIGHTS[size])) if is_used else []
         items = [(*tile, first) for tile in tiles for first in range(0, residents.rank[tile[0]], chunk)]
-        for pair, *rows in shared_tiles if height == SMALL_TILE else ():
-            items += [(-1 - pair, *rows, first) for first in range(0, residents.pair_rank[pair], chunk)]
         lists[Part(Part.TILES_SMALL + size)] = tiles
         lists[Part(Part.SHARED_TILES_SMALL + size)] = shared_tiles
         lists[Part(Part.SHRINK_SMALL + size)] = items
@@ -127,7 +124,7 @@ def test_lists_hold_what_a_launch_reads(most_rows: int):
         height = tile_height(rows)
         size = HEIGHTS.index(height)
         tiles, shared_tiles = tile_count(rows, height, 20), tile_count(rows, PAIR_HEIGHTS[size], PAIRS)
-        items = shrink_items(tiles, MAX_RANK, shared_tiles, SHARED_RANK, size)
+        items = shrink_items(tiles, MAX_RANK, size)
         assert len(plan.part(Part(Part.TILES_SMALL + size))) >= 3 * tiles
         assert len(plan.part(Part(Part.ROTATED_SMALL + size))) >= 3 * tiles
         assert len(plan.part(Part(Part.SHARED_TILES_SMALL + size))) >= 3 * shared_tiles

@@ -28,9 +28,10 @@ from scute.kernels.device import (
     slice_of,
     sum_splits,
 )
+from scute.kernels.kernel import kernel
 
 
-@triton.jit(do_not_specialize=["tokens", "shared_programs", "shared_end"])
+@kernel("tokens", "shared_programs", "shared_end")
 def expand_rows(
     y,
     h,
@@ -60,7 +61,6 @@ def expand_rows(
     stride_shared,
     SLICES: tl.constexpr,
     SHARED: tl.constexpr,
-    SHARED_SPLITS: tl.constexpr,
     ALIGNED: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -81,9 +81,9 @@ def expand_rows(
         while is_used(shared_tiles, tile, shared_end, 3):
             _expand_pair(
                 y, shared_h, vectors, table, shared_b, pair_rank, shared_tiles, shared_rows, slot_of_row,
-                starts, out_offsets, tile, program % shared_blocks, tokens,
+                starts, out_offsets, tile, program % shared_blocks,
                 stride_shared_h, stride_y, stride_slot, stride_pair, stride_shared,
-                SLICES, SHARED_SPLITS, ALIGNED, HEIGHT, SHARED_BLOCK_R, SHARED_BLOCK_N, PDL,
+                SLICES, ALIGNED, HEIGHT, SHARED_BLOCK_R, SHARED_BLOCK_N, PDL,
             )  # fmt: skip
             tile += shared_programs // shared_blocks
     else:
@@ -92,7 +92,7 @@ def expand_rows(
             y, h, shared_h, factors, vectors, table, shared_b, pair_rank, tiles, rows,
             starts, out_offsets, program // own_blocks, program % own_blocks, tokens,
             stride_h, stride_shared_h, stride_y, stride_slot, stride_pair, stride_shared,
-            SLICES, SHARED, SHARED_SPLITS, ALIGNED, BLOCK_R, BLOCK_N, PDL,
+            SLICES, SHARED, ALIGNED, BLOCK_R, BLOCK_N, PDL,
         )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
@@ -124,7 +124,6 @@ def _expand_slot(
     stride_shared,
     SLICES: tl.constexpr,
     SHARED: tl.constexpr,
-    SHARED_SPLITS: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -182,12 +181,10 @@ def _expand_slot(
             for r in range(0, ranks):
                 term = tl.load(shared_factor + r * stride_shared, mask=column_mask, other=0.0).to(tl.float32)
                 term *= tl.load(d + r)
-                for split in tl.static_range(SHARED_SPLITS):
-                    part = shared_h + split * tokens.to(tl.int64) * stride_shared_h + r
-                    acc0 += tl.load(part + row0 * stride_shared_h) * term
-                    acc1 += tl.load(part + row1 * stride_shared_h) * term
-                    acc2 += tl.load(part + row2 * stride_shared_h) * term
-                    acc3 += tl.load(part + row3 * stride_shared_h) * term
+                acc0 += tl.load(shared_h + row0 * stride_shared_h + r) * term
+                acc1 += tl.load(shared_h + row1 * stride_shared_h + r) * term
+                acc2 += tl.load(shared_h + row2 * stride_shared_h + r) * term
+                acc3 += tl.load(shared_h + row3 * stride_shared_h + r) * term
             e = tl.load(piece(vectors, field(entry, E)) + column, mask=column_mask, other=0.0)
             acc0 *= e
             acc1 *= e
@@ -249,14 +246,12 @@ def _expand_pair(
     out_offsets,
     tile,
     block,
-    tokens,
     stride_h,
     stride_y,
     stride_slot,
     stride_pair,
     stride_shared,
     SLICES: tl.constexpr,
-    SPLITS: tl.constexpr,
     ALIGNED: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -311,6 +306,6 @@ def _expand_pair(
                 other=0.0,
             )
             d = tl.load(d_row + at[None, :], mask=row_mask[:, None] & (at < rank)[None, :], other=0.0)
-        values = sum_splits(h_row, row_mask, at, rank, tokens.to(tl.int64) * stride_h, SPLITS)
+        values = sum_splits(h_row, row_mask, at, rank, 0, 1)
         acc = dot_wide(values * d, weights, acc)
     tl.store(y_at, (y_block.to(tl.float32) + acc * e).to(y.dtype.element_ty), mask=mask)

@@ -11,11 +11,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.device import RANK, A, Number, entry_of, field, is_used, piece, row_at
+from scute.kernels.kernel import kernel
 
 LANES = Number(4)
 
 
-@triton.jit(do_not_specialize=["tokens", "items_end"])
+@kernel("tokens", "items_launched", "items_end", "pairs_launched", "pairs_end")
 def shrink_rows(
     x,
     factors,
@@ -23,12 +24,18 @@ def shrink_rows(
     shared_a,
     pair_rank,
     items,
+    shared_tiles,
     rows,
     shared_rows,
     h,
     shared_h,
-    items_end,
+    shared_partial,
+    arrivals,
     tokens,
+    items_launched,
+    items_end,
+    pairs_launched,
+    pairs_end,
     in_features,
     stride_h,
     stride_shared_h,
@@ -37,7 +44,7 @@ def shrink_rows(
     stride_pair,
     stride_shared,
     PARTS: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED_CHUNKS: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
     SHARED_BLOCK_K: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -48,45 +55,45 @@ def shrink_rows(
     BESIDE_GEMM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """h[slice, row, :rank] = x[row] A^T; grid (item and RANKS of its CHUNK ranks, slice), as far as it goes at once.
-
-    A program reads its ranks over all columns of x, so no sum is shared out. Items of a shared pair write
-    shared_h[split, row, :pair rank], once for all slices; there the programs of an item share out the columns.
+    """The shrink alone; grid: `shrink_program`.
 
     BESIDE_GEMM: the launch before is `fused_gemm`, which lets this one start only when x is there. Nothing waits for it
     then but the end.
     """
     if PDL:
         gdc_launch_dependents()
-    item = tl.program_id(0) // PARTS
-    while is_used(items, item, items_end, 4):
-        shrink_part(
-            x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows, h, shared_h,
-            tl.program_id(0) % PARTS, tl.program_id(1), tokens, in_features, stride_h, stride_shared_h, stride_x,
-            stride_slot, stride_pair, stride_shared,
-            SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL and not BESIDE_GEMM,
-        )  # fmt: skip
-        item += tl.num_programs(0) // PARTS
+    shrink_program(
+        tl.program_id(0), x, factors, table, shared_a, pair_rank, items, shared_tiles, rows, shared_rows,
+        h, shared_h, shared_partial, arrivals, tokens, items_launched, items_end, pairs_launched, pairs_end,
+        in_features, stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared, PARTS, SHARED_CHUNKS,
+        SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL and not BESIDE_GEMM,
+    )  # fmt: skip
     # The expand waits for this launch alone, so this one must not end before those before it.
     if PDL:
         gdc_wait()
 
 
 @triton.jit
-def shrink_part(
+def shrink_program(
+    program,
     x,
     factors,
     table,
     shared_a,
     pair_rank,
-    item,
+    items,
+    shared_tiles,
     rows,
     shared_rows,
     h,
     shared_h,
-    part,
-    slice_index,
+    shared_partial,
+    arrivals,
     tokens,
+    items_launched,
+    items_end,
+    pairs_launched,
+    pairs_end,
     in_features,
     stride_h,
     stride_shared_h,
@@ -94,7 +101,8 @@ def shrink_part(
     stride_slot,
     stride_pair,
     stride_shared,
-    SHARED: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARED_CHUNKS: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
     SHARED_BLOCK_K: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -104,28 +112,43 @@ def shrink_part(
     ONE_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Part `part` of an item: RANKS of a slot's ranks, or one split of the columns for a pair."""
-    segment = field(item, 0)
-    first = field(item, 1)
-    count = field(item, 2)
-    rank_start = field(item, 3)
-    # The plan is the batch's: it has items of pairs for a layer that serves none, too.
-    if segment < 0:
-        if SHARED:  # noqa: SIM102 - decided when it is compiled
-            if (slice_index == 0) & (part < SHARED_SPLITS):
-                pair = (-1 - segment).to(tl.int64)
+    """h[slice, row, :rank] = x[row] A^T of slots, and shared_h[row, :rank] of pairs, once for all slices.
+
+    Programs: of pairs, `pairs_launched` tiles of SHARED_CHUNKS chunks of ranks of SHARED_SPLITS splits of the columns;
+    then of slots, `items_launched` items of PARTS parts, which read RANKS ranks over all columns, for every slice. How
+    many tiles and items there are is not known when a graph is captured: programs look for more. SHARED_CHUNKS is 0
+    where no row needs a pair.
+    """
+    pair_programs = pairs_launched * (SHARED_CHUNKS * SHARED_SPLITS)
+    if SHARED_CHUNKS > 0 and program < pair_programs:
+        split = program % SHARED_SPLITS
+        chunk = program // SHARED_SPLITS % SHARED_CHUNKS
+        tile = program // (SHARED_SPLITS * SHARED_CHUNKS)
+        while is_used(shared_tiles, tile, pairs_end, 3):
+            pair = field(shared_tiles + tile * 3, 0).to(tl.int64)
+            rank = tl.load(pair_rank + pair)
+            if chunk * CHUNK < rank:
                 _shrink_pair(
-                    x, shared_a + pair * stride_pair, stride_shared, rank_start, tl.load(pair_rank + pair),
-                    shared_rows + first, count, shared_h, stride_shared_h, part, tokens, in_features, stride_x,
-                    SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
+                    x, shared_a + pair * stride_pair, stride_shared, chunk * CHUNK, rank,
+                    shared_rows + field(shared_tiles + tile * 3, 1), field(shared_tiles + tile * 3, 2),
+                    shared_h, shared_partial, stride_shared_h, arrivals + tile * SHARED_CHUNKS + chunk, split, tokens,
+                    in_features, stride_x, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
                 )  # fmt: skip
+            tile += pairs_launched
     else:
-        entry = entry_of(table, segment, slice_index, stride_slot)
-        _shrink_ranks(
-            x, piece(factors, field(entry, A)), in_features, rank_start + part * RANKS, field(entry, RANK),
-            rows + first, count, h + slice_index * tokens.to(tl.int64) * stride_h, stride_h, stride_x,
-            RANKS, BLOCK_K, ONE_BLOCK, PDL,
-        )  # fmt: skip
+        program -= pair_programs
+        part = program % PARTS
+        item = program // PARTS % items_launched
+        slice_index = program // (PARTS * items_launched)
+        while is_used(items, item, items_end, 4):
+            entry = entry_of(table, field(items + item * 4, 0), slice_index, stride_slot)
+            _shrink_ranks(
+                x, piece(factors, field(entry, A)), in_features, field(items + item * 4, 3) + part * RANKS,
+                field(entry, RANK), rows + field(items + item * 4, 1), field(items + item * 4, 2),
+                h + slice_index * tokens.to(tl.int64) * stride_h, stride_h, stride_x,
+                RANKS, BLOCK_K, ONE_BLOCK, PDL,
+            )  # fmt: skip
+            item += items_launched
 
 
 @triton.jit
@@ -212,7 +235,9 @@ def _shrink_pair(
     rows,
     count,
     h,
+    partial,
     stride_h,
+    arrived,
     split,
     tokens,
     in_features,
@@ -225,7 +250,9 @@ def _shrink_pair(
 ):
     """The rows of all adapters of a pair share its factor, so here a matrix unit pays.
 
-    The sum of a block is shared out over LANES products that do not wait for one another.
+    A few programs could not read the factor fast enough: its columns are shared out, and the program that is done last
+    adds up the splits, always in the same order. The sum of a block is shared out over LANES products that do not wait
+    for one another. arrived: programs that are done; 0 before and after.
     """
     lane = tl.arange(0, HEIGHT)
     row_mask = lane < count
@@ -244,8 +271,17 @@ def _shrink_pair(
         x_block = tl.load(x_at + start, mask=row_mask[None, :, None] & (within[None, None, :] < left), other=0.0)
         a_block = tl.load(a_at + start, mask=(r < rank)[None, None, :] & (within[None, :, None] < left), other=0.0)
         acc = tl.dot(x_block, a_block, acc, input_precision="ieee")
-    at = h + (split.to(tl.int64) * tokens + row[:, None]) * stride_h + r[None, :]
-    tl.store(at, tl.sum(acc, axis=0), mask=row_mask[:, None] & (r < rank)[None, :])
+    at = row[:, None] * stride_h + r[None, :]
+    mask = row_mask[:, None] & (r < rank)[None, :]
+    stride_split = tokens.to(tl.int64) * stride_h
+    tl.store(partial + split * stride_split + at, tl.sum(acc, axis=0), mask=mask)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == SPLITS - 1:
+        total = tl.load(partial + at, mask=mask, other=0.0)
+        for i in tl.static_range(1, SPLITS):
+            total += tl.load(partial + i * stride_split + at, mask=mask, other=0.0)
+        tl.store(h + at, total, mask=mask)
+        tl.store(arrived, 0)
 
 
 @triton.jit

@@ -2,16 +2,16 @@
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from scute.kernels.decode_shrink import shrink_part
+from scute.kernels.decode_shrink import shrink_program
 from scute.kernels.device import is_used
+from scute.kernels.kernel import kernel
 from scute.kernels.rotate import copy_rows, rotate_tile
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles_end", "items_launched", "items_end"])
+@kernel("tokens", "tiles_end", "items_launched", "items_end", "pairs_launched", "pairs_end")
 def turn_and_shrink(
     out,
     x,
@@ -21,16 +21,20 @@ def turn_and_shrink(
     pair_rank,
     rotated_tiles,
     items,
+    shared_tiles,
     rows,
     shared_rows,
     slot_of_row,
     h,
     shared_h,
+    shared_partial,
+    arrivals,
     tokens,
     tiles_end,
     items_launched,
     items_end,
-    parts,
+    pairs_launched,
+    pairs_end,
     column_blocks,
     in_features,
     stride_h,
@@ -40,7 +44,8 @@ def turn_and_shrink(
     stride_pair,
     stride_shared,
     SLICES: tl.constexpr,
-    SHARED: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHARED_CHUNKS: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
     SHARED_BLOCK_K: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -57,24 +62,20 @@ def turn_and_shrink(
 ):
     """out[slice] = x R, or x where a row's slot does not rotate the slice; h as `shrink_rows` writes it.
 
-    Grid: the shrink's items and parts, which take longest, for every slice; then for every slice TILES programs for the
-    tiles of rotating slots, and after those groups of rows to copy, columns fastest. How many tiles and items there are
-    is not known when a graph is captured: programs look for more.
+    Grid: the shrink's programs, which take longest; then for every slice TILES programs for the tiles of rotating
+    slots, and after those groups of rows to copy, columns fastest. Programs look for more tiles, as in the shrink.
     """
     if PDL:
         gdc_launch_dependents()
     program = tl.program_id(0)
-    shrink_programs = parts * items_launched * SLICES
+    shrink_programs = pairs_launched * (SHARED_CHUNKS * SHARED_SPLITS) + items_launched * (PARTS * SLICES)
     if program < shrink_programs:
-        item = program // parts % items_launched
-        while is_used(items, item, items_end, 4):
-            shrink_part(
-                x, factors, table, shared_a, pair_rank, items + item * 4, rows, shared_rows,
-                h, shared_h, program % parts, program // (parts * items_launched), tokens, in_features,
-                stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared,
-                SHARED, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
-            )  # fmt: skip
-            item += items_launched
+        shrink_program(
+            program, x, factors, table, shared_a, pair_rank, items, shared_tiles, rows, shared_rows, h, shared_h,
+            shared_partial, arrivals, tokens, items_launched, items_end, pairs_launched, pairs_end, in_features,
+            stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared, PARTS, SHARED_CHUNKS,
+            SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+        )  # fmt: skip
     else:
         program -= shrink_programs
         first_column = program % column_blocks * COLUMNS

@@ -2,14 +2,14 @@
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.device import slice_of
+from scute.kernels.kernel import kernel
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel("tokens")
 def fused_gemm(
     y,
     inputs,

@@ -12,7 +12,7 @@ from scute.kernels.decode_expand import expand_rows
 from scute.kernels.decode_shrink import shrink_rows
 from scute.kernels.decode_turn import turn_and_shrink
 from scute.kernels.grid import are_aligned, column_blocks, launch_options, shared_a_of, shared_rank_of, unit_width
-from scute.kernels.plan import RANK_CHUNKS, SMALL_TILE, BatchPlan, shrink_items, tile_count
+from scute.kernels.plan import PAIR_CHUNK, RANK_CHUNKS, SMALL_TILE, BatchPlan, shrink_items, tile_count
 from scute.kernels.routes import Part, Route
 
 COPY_ROWS = 16
@@ -24,13 +24,14 @@ SHARED_TILES = 2
 class Shrunk(NamedTuple):
     """What a shrink wrote, and what both launches have to agree on.
 
-    h: slice by slice and row by row; shared_h: split by split and row by row; rows of both are padded to `stride_*`
-    ranks, so that the expand may read whole blocks of ranks. tiles, shared_tiles: that the launches cover. shared_rank:
-    0 where no row needs a shared pair.
+    h: slice by slice and row by row; shared_h: row by row; rows of both are padded to `stride_*` ranks, so that the
+    expand may read whole blocks of ranks. shared_partial: as shared_h, split by split. tiles, shared_tiles: that the
+    launches cover. shared_rank: 0 where no row needs a shared pair.
     """
 
     h: Tensor
     shared_h: Tensor
+    shared_partial: Tensor
     stride_h: int
     stride_shared_h: int
     tiles: int
@@ -42,26 +43,29 @@ class Shrunk(NamedTuple):
 def shrink(x: Tensor, slots: Slots, plan: BatchPlan, *, beside_gemm: bool = False) -> Shrunk:
     """One launch for all slots and pairs. beside_gemm: `fused_gemm` is the launch before, and runs meanwhile."""
     shrunk = _room_for(x, slots, plan)
-    parts, launched, items = _shrink_grid(shrunk, slots)
-    if items:
-        shrink_rows[(launched * parts, slots.slices)](
+    grid = _shrink_grid(shrunk, slots)
+    if grid.programs:
+        shrink_rows[(grid.programs,)](
             x,
             slots.factors,
             slots.table,
             shared_a_of(slots),
             slots.pair_rank,
             plan.part(Part.SHRINK_SMALL),
+            plan.part(Part.SHARED_TILES_SMALL),
             plan.part(Part.ROWS),
             plan.part(Part.SHARED_ROWS),
             shrunk.h,
             shrunk.shared_h,
-            items,
-            *x.shape,
+            shrunk.shared_partial,
+            plan.arrivals,
+            x.shape[0],
+            *grid.stepwise,
+            x.shape[1],
             *_strides(x, shrunk, slots),
-            PARTS=parts,
             BESIDE_GEMM=beside_gemm,
             num_warps=shrunk.blocks.shrink_warps,
-            **_shrink_constants(x, shrunk),
+            **_shrink_constants(x, shrunk, grid),
             **launch_options(x),
         )
     return shrunk
@@ -71,12 +75,12 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
     """([slices, T, in] as the op `rotate` gives it, what `shrink` gives), in one launch."""
     tokens, in_features = x.shape
     shrunk = _room_for(x, slots, plan)
-    parts, launched, items = _shrink_grid(shrunk, slots)
+    grid = _shrink_grid(shrunk, slots)
     turn = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
     columns = ceil_div(in_features, turn.columns)
-    turning = columns * (ROTATING_TILES + ceil_div(tokens, COPY_ROWS))
+    turning = columns * (ROTATING_TILES + ceil_div(tokens, COPY_ROWS)) * slots.slices
     out = torch.empty(slots.slices, tokens, in_features, dtype=x.dtype, device=x.device)
-    turn_and_shrink[((parts * launched + turning) * slots.slices,)](
+    turn_and_shrink[(grid.programs + turning,)](
         out,
         x,
         slots.factors,
@@ -85,16 +89,17 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
         slots.pair_rank,
         plan.part(Part.ROTATED_SMALL),
         plan.part(Part.SHRINK_SMALL),
+        plan.part(Part.SHARED_TILES_SMALL),
         plan.part(Part.ROWS),
         plan.part(Part.SHARED_ROWS),
         plan.part(Part.SLOT_OF_ROW),
         shrunk.h,
         shrunk.shared_h,
+        shrunk.shared_partial,
+        plan.arrivals,
         tokens,
         plan.tiles(Route.ROTATION, tile_count(tokens, SMALL_TILE, slots.table.shape[0])),
-        launched,
-        items,
-        parts,
+        *grid.stepwise,
         columns,
         in_features,
         *_strides(x, shrunk, slots),
@@ -106,7 +111,7 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
         WIDEST=unit_width(slots),
         num_warps=shrunk.blocks.shrink_warps,
         num_stages=1,
-        **_shrink_constants(x, shrunk),
+        **_shrink_constants(x, shrunk, grid),
         **launch_options(x),
     )
     return out, shrunk
@@ -146,7 +151,6 @@ def expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
         slots.shared_b.stride(1),
         SLICES=slots.slices,
         SHARED=shrunk.shared_rank > 0,
-        SHARED_SPLITS=blocks.shared_splits,
         ALIGNED=are_aligned(slots),
         HEIGHT=SMALL_TILE,
         BLOCK_R=blocks.rank,
@@ -165,9 +169,11 @@ def _room_for(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     shared_rank = shared_rank_of(slots, plan)
     blocks = sizes.decode_blocks(in_features, slots.slice_starts[-1], shared_rank, x.element_size())
     stride_h, stride_shared_h = round_up(slots.max_rank, blocks.rank), round_up(shared_rank, blocks.shared_rank)
+    shared_h = torch.empty(1 + blocks.shared_splits, tokens * stride_shared_h, dtype=torch.float32, device=x.device)
     return Shrunk(
         torch.empty(slots.slices * tokens * stride_h, dtype=torch.float32, device=x.device),
-        torch.empty(blocks.shared_splits * tokens * stride_shared_h, dtype=torch.float32, device=x.device),
+        shared_h[0],
+        shared_h[1:],
         stride_h,
         stride_shared_h,
         plan.tiles(Route.LOW_RANK, tile_count(tokens, SMALL_TILE, slots.table.shape[0])),
@@ -177,13 +183,26 @@ def _room_for(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     )
 
 
-def _shrink_grid(shrunk: Shrunk, slots: Slots) -> tuple[int, int, int]:
-    """(programs of an item on a slice, items at once, most items): at once, two chunks a tile, or all of a pair."""
-    chunk, shared_rank = RANK_CHUNKS[0], shrunk.shared_rank
-    parts = max(ceil_div(chunk, shrunk.blocks.ranks), shrunk.blocks.shared_splits if shared_rank else 0)
-    items = shrink_items(shrunk.tiles, slots.max_rank, shrunk.shared_tiles, shared_rank, 0)
-    at_once = max(shrunk.tiles * min(2, ceil_div(slots.max_rank, chunk)), ceil_div(shared_rank, chunk))
-    return parts, min(items, at_once), items
+class _ShrinkGrid(NamedTuple):
+    """stepwise: items at once, most items, pairs' tiles at once, most of these. parts: programs of an item on a slice.
+
+    chunks: of the ranks of a pair. At once: two items a tile, and SHARED_TILES of pairs.
+    """
+
+    programs: int
+    stepwise: tuple[int, int, int, int]
+    parts: int
+    chunks: int
+
+
+def _shrink_grid(shrunk: Shrunk, slots: Slots) -> _ShrinkGrid:
+    blocks, chunk = shrunk.blocks, RANK_CHUNKS[0]
+    parts, chunks = ceil_div(chunk, blocks.ranks), ceil_div(shrunk.shared_rank, PAIR_CHUNK)
+    items = shrink_items(shrunk.tiles, slots.max_rank, 0)
+    items_launched = min(items, 2 * shrunk.tiles)
+    pairs_launched = min(shrunk.shared_tiles, SHARED_TILES)
+    programs = items_launched * parts * slots.slices + pairs_launched * chunks * blocks.shared_splits
+    return _ShrinkGrid(programs, (items_launched, items, pairs_launched, shrunk.shared_tiles), parts, chunks)
 
 
 def _strides(x: Tensor, shrunk: Shrunk, slots: Slots) -> tuple[int, ...]:
@@ -191,10 +210,11 @@ def _strides(x: Tensor, shrunk: Shrunk, slots: Slots) -> tuple[int, ...]:
     return (shrunk.stride_h, shrunk.stride_shared_h, *strides)
 
 
-def _shrink_constants(x: Tensor, shrunk: Shrunk) -> dict[str, Any]:
+def _shrink_constants(x: Tensor, shrunk: Shrunk, grid: _ShrinkGrid) -> dict[str, Any]:
     blocks = shrunk.blocks
     return {
-        "SHARED": shrunk.shared_rank > 0,
+        "PARTS": grid.parts,
+        "SHARED_CHUNKS": grid.chunks,
         "SHARED_SPLITS": blocks.shared_splits,
         "SHARED_BLOCK_K": blocks.shared_inner,
         "HEIGHT": SMALL_TILE,

@@ -69,7 +69,7 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
         plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, slots.shared_a.shape[0])),
         blocks,
     )
-    items = shrink_items(shrunk.tiles, slots.max_rank, 0, 0, 1)
+    items = shrink_items(shrunk.tiles, slots.max_rank, 1)
     if items:
         shrink_tiles[(items * slots.slices, splits)](
             x,

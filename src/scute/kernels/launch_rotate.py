@@ -136,7 +136,7 @@ def _fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Sl
         y,
         inputs,
         weight,
-        bias,
+        weight if bias is None else bias,
         tuple(slots.slice_starts),
         tokens,
         in_features,

@@ -16,7 +16,9 @@ HEIGHTS = (SMALL_TILE, LARGE_TILE)
 PAIR_HEIGHTS = (SMALL_TILE, 64)
 """Rows per tile of a shared pair, by tile height: its ranks are many, so a large tile reads its factors less often."""
 RANK_CHUNKS = (16, 64)
-"""Ranks that one work item of the shrink covers, by tile height: a longer rank is shared out over several."""
+"""Ranks of a slot that one work item of the shrink covers, by tile height; a longer rank is shared out over several."""
+PAIR_CHUNK = 16
+"""Ranks of a pair that one program of a decode batch's shrink covers."""
 
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
@@ -49,13 +51,9 @@ def tile_count(tokens: int, height: int, segments: int) -> int:
     return min(tokens, -(-tokens // height) + segments) if segments else 0
 
 
-def shrink_items(tiles: int, max_rank: int, shared_tiles: int, shared_rank: int, size: int) -> int:
-    """An upper bound on the work items of the shrink; size: index of the tiles' height in HEIGHTS.
-
-    Large tiles of pairs have a launch of their own, so they are no items.
-    """
-    items = tiles * -(-max_rank // RANK_CHUNKS[size])
-    return items + (shared_tiles * -(-shared_rank // RANK_CHUNKS[size]) if HEIGHTS[size] == SMALL_TILE else 0)
+def shrink_items(tiles: int, max_rank: int, size: int) -> int:
+    """An upper bound on the work items of slots in the shrink; size: index of the tiles' height in HEIGHTS."""
+    return tiles * -(-max_rank // RANK_CHUNKS[size])
 
 
 @dataclass(slots=True)
@@ -87,10 +85,13 @@ class BatchPlan:
       SHARED_ROWS [max_tokens]          rows whose slot has a shared pair, sorted by pair
       TILES_* [n, 3]                    (slot, first position in ROWS, count), count <= 16 or 32; 0 if unused
       SHARED_TILES_* [n, 3]             (pair, first position in SHARED_ROWS, count), count <= 16 or 64
-      SHRINK_* [n, 4]                   (slot, or -1 - pair; first; count; first rank): some ranks of a tile
+      SHRINK_* [n, 4]                   (slot, first, count, first rank): some ranks of one of TILES
       ROTATED_* [n, 3]                  the TILES whose slot rotates the input of any layer
     Entries of ROWS and SHARED_ROWS past the last tile are undefined. The small lists of a batch that is too large for
     small tiles (`tile_height`) are empty. Otherwise both are filled: a graph may pad the batch until it is too large.
+
+    arrivals: int32 on the device, zeros between launches: programs of the shrink that are done with some ranks of a
+    pair's tile.
 
     live: int32 [3] on the CPU, indexed by `Route`: tiles that the passes of a route have to do at most, 0 if it need
     not run. The ops read it when they run, so a compiled graph cannot freeze it; a CUDA graph is captured with
@@ -110,13 +111,14 @@ class BatchPlan:
             shared_tiles = tile_count(tokens, PAIR_HEIGHTS[size], pairs)
             sizes[Part(Part.TILES_SMALL + size)] = 3 * tiles
             sizes[Part(Part.SHARED_TILES_SMALL + size)] = 3 * shared_tiles
-            items = shrink_items(tiles, max_rank, shared_tiles, shared_rank, size)
-            sizes[Part(Part.SHRINK_SMALL + size)] = 4 * items
+            sizes[Part(Part.SHRINK_SMALL + size)] = 4 * shrink_items(tiles, max_rank, size)
             sizes[Part(Part.ROTATED_SMALL + size)] = 3 * tiles
         self._sizes = [sizes[part] for part in Part]
         self.offsets = [0, *accumulate(self._sizes)][:-1]
         self.buffer = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         self._parts = [self.buffer[self._place(part)] for part in Part]
+        arrivals = tile_count(min(max_tokens, SMALL_BATCH), SMALL_TILE, pairs) * -(-shared_rank // PAIR_CHUNK)
+        self.arrivals = torch.zeros(arrivals, dtype=torch.int32, device=device)
         self.part(Part.SLOT_OF_ROW).fill_(-1)
         self.live = torch.zeros(len(Route), dtype=torch.int32)
         self._live = self.live.numpy()
@@ -187,8 +189,7 @@ class BatchPlan:
         """
         tiles = _cut(segments, np.where(segments[:, 0] < 0, PAIR_HEIGHTS[size], HEIGHTS[size]))
         own = np.count_nonzero(tiles[:, 0] >= 0)  # the slots' tiles come before the pairs'
-        shared_out = tiles if HEIGHTS[size] == SMALL_TILE else tiles[:own]
-        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(shared_out, RANK_CHUNKS[size]))
+        _write(host[self._place(Part.SHRINK_SMALL + size)], _share_ranks(tiles[:own], RANK_CHUNKS[size]))
         own_tiles, shared_tiles = tiles[:own, :3], tiles[own:, :3]
         _write(host[self._place(Part.TILES_SMALL + size)], own_tiles)
         if len(shared_tiles):

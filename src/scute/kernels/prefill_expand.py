@@ -26,9 +26,10 @@ from scute.kernels.device import (
     slice_of,
     sum_splits,
 )
+from scute.kernels.kernel import kernel
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel("tokens")
 def expand_tiles(
     y,
     partial,

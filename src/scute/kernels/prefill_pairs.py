@@ -24,6 +24,7 @@ from scute.kernels.device import (
     slice_of,
     sum_splits,
 )
+from scute.kernels.kernel import kernel
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def _only_shared(entry, is_row):
     return ((flags & (HAS_SHARED | HAS_SCALE | HAS_SHIFT)) == HAS_SHARED) & (own_rank == 0)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel("tokens")
 def finish_pair_shrink(
     out,
     shared_partial,
@@ -92,7 +93,7 @@ def finish_pair_shrink(
         gdc_wait()
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel("tokens")
 def expand_pair_tiles(
     y,
     products,

@@ -7,9 +7,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.device import RANK, A, entry_of, field, piece
+from scute.kernels.kernel import kernel
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel("tokens")
 def shrink_tiles(
     x,
     factors,
@@ -60,7 +61,7 @@ def shrink_tiles(
         gdc_wait()
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@kernel("tokens")
 def shrink_pair_tiles(
     x,
     shared_a,

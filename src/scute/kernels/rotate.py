@@ -7,9 +7,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from scute.kernels.device import ROTATION, WIDTH, entry_of, field, is_used, piece
+from scute.kernels.kernel import kernel
 
 
-@triton.jit(do_not_specialize=["slice_index"])
+@kernel("slice_index")
 def rotate(
     out,
     x,
@@ -42,7 +43,7 @@ def rotate(
         gdc_wait()
 
 
-@triton.jit(do_not_specialize=["tokens", "tiles_at_once", "tiles_end"])
+@kernel("tokens", "tiles_at_once", "tiles_end")
 def copy_and_rotate(
     out,
     x,
