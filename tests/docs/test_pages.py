@@ -74,7 +74,7 @@ def test_memory_of_the_arena_by_default():
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", OPTIONS, re.MULTILINE)
     assert len(rows) == 4
     for rank, width, mib, gib_of_eight in rows:
-        units = Limits(int(rank), int(width), 256, torch.bfloat16).largest_adapter(shapes)
+        units = Limits(512, int(rank), int(width), 256, torch.bfloat16).largest_adapter(shapes)
         assert float(mib) == pytest.approx(units * UNIT_BYTES / MIB, abs=0.05)
         assert float(gib_of_eight) == pytest.approx(8 * units * UNIT_BYTES / 2**30, abs=0.005)
 

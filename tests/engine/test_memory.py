@@ -23,7 +23,7 @@ INPUTS = {"qkv": 4096, "o": 4096, "gate_up": 4096, "down": 14336}
 SLICES = {"qkv": (4096, 1024, 1024), "o": (4096,), "gate_up": (14336, 14336), "down": (4096,)}
 SHAPES = [LayerShape(INPUTS[name], SLICES[name], rotates=True, shares=True) for name in SLICES] * LAYERS
 OPTIONS = Options()
-LIMITS = Limits(64, OPTIONS.rotation_width, OPTIONS.shared_rank, torch.float16)
+LIMITS = Limits(512, 64, OPTIONS.rotation_width, OPTIONS.shared_rank, torch.float16)
 RANKS = [8, 16, 32, 64] * 4
 
 
@@ -121,12 +121,12 @@ def test_the_largest_adapter_of_a_method_fits_a_share_of_the_default(adapter):
 
 
 def test_what_is_switched_off_reserves_nothing():
-    lora_only = Limits(16, 0, 0, torch.float16)
+    lora_only = Limits(16, 16, 0, 0, torch.float16)
     factors = sum(piece.units for piece in slices(lora, ALL, 16))
     vectors = 2 * sum(piece.units for piece in slices(ia3, ALL))
     assert lora_only.largest_adapter(SHAPES) == factors + vectors
     none = [LayerShape(shape.inputs, shape.slices, rotates=False, shares=False) for shape in SHAPES]
-    assert Limits(16, 128, 256, torch.float16).largest_adapter(none) == factors + vectors
+    assert Limits(16, 16, 128, 256, torch.float16).largest_adapter(none) == factors + vectors
 
 
 def test_a_dummy_reads_no_further_than_the_zeros():
@@ -134,7 +134,7 @@ def test_a_dummy_reads_no_further_than_the_zeros():
     for inputs, outs in zip(INPUTS.values(), SLICES.values(), strict=True):
         for size in [inputs, *outs]:
             assert meta(LIMITS.dummy_rank, size).half().nbytes <= zeros * UNIT_BYTES
-    assert Limits(4, 0, 0, torch.float16).dummy_rank == 4
+    assert Limits(512, 4, 0, 0, torch.float16).dummy_rank == 4
     assert LIMITS.largest_dummy_piece([]) == 0
 
 

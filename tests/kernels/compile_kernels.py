@@ -73,7 +73,7 @@ def kernels(size: int, slices: int, aligned: bool):
     """(name, kernel, constants, warps) of every kernel for factors of `size` bytes an element."""
     few, many, gemm = (
         decode_blocks(4096, 6144, 256, size),
-        prefill_blocks(4096, 16, 256, size),
+        prefill_blocks(4096, 256, size),
         gemm_blocks(64, 6144, size),
     )
     common = {"SLICES": slices, "PDL": True}
@@ -96,7 +96,7 @@ def kernels(size: int, slices: int, aligned: bool):
     }, few.expand_warps  # fmt: skip
     yield "shrink tiles", shrink_tiles, common | {
         "SPLIT_WIDTH": many.split_width, "CHUNK": 64, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_K": many.inner,
-        "STAGES": many.shrink_stages,
+        "LONG_BLOCK_R": many.long_rank, "STAGES": many.shrink_stages,
     }, many.shrink_warps  # fmt: skip
     yield "shrink pair tiles", shrink_pair_tiles, {
         "PDL": True, "SPLIT_WIDTH": many.split_width, "CHUNK": 128, "HEIGHT": 64, "BLOCK_R": many.shared_shrink,
@@ -104,7 +104,7 @@ def kernels(size: int, slices: int, aligned: bool):
     }, many.shrink_warps  # fmt: skip
     yield "expand tiles", expand_tiles, columns | {
         "SPLITS": 2, "HEIGHT": 32, "BLOCK_R": many.rank, "BLOCK_N": many.outer, "STEPS": many.steps,
-        "STAGES": many.expand_stages,
+        "LONG_BLOCK_R": many.long_rank, "LONG": True, "STAGES": many.expand_stages,
     }, many.expand_warps  # fmt: skip
     yield "finish pair shrink", finish_pair_shrink, common | {
         "SPLITS": 2, "PARTS": 1 if size == 4 else 2, "HEIGHT": 64, "BLOCK_R": many.shared_rank,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from scute.kernels.plan import UNBOUNDED, BatchPlan, Residents, tile_count, tile_height
-from scute.kernels.routes import Part
+from scute.kernels.routes import Part, Route
 
 
 def residents_of(pairs=(-1,) * 4, rotated=(False,) * 4, ranks=(0,) * 4, pair_ranks=(0,) * 4) -> Residents:
@@ -78,20 +78,21 @@ def test_keeps_its_buffer_and_forgets_the_last_batch():
 
 
 @pytest.mark.parametrize(
-    ("slots", "expected"), [([], [0, 0, 0]), ([-1], [0, 0, 0]), ([0], [1, 0, 0]), ([1], [1, 1, 0]), ([2], [1, 0, 1])]
+    ("slots", "expected"),
+    [([], [0] * 4), ([-1], [0] * 4), ([0], [1, 0, 0, 8]), ([1], [1, 1, 0, 0]), ([2, 0, 3], [3, 0, 1, 70])],
 )
-def test_live_routes(slots, expected):
-    plan = plan_of(slots, pairs=[-1, 0, -1, -1], rotated=[False, False, True, False])
+def test_live_routes_and_ranks(slots, expected):
+    plan = plan_of(slots, pairs=[-1, 0, -1, -1], rotated=[False, False, True, False], ranks=[8, 0, 70, 3])
     assert plan.live.tolist() == expected
 
 
 def test_live_bounds_the_tiles_of_every_route():
     plan = plan_of([0] * 20 + [1, 3], pairs=[0, -1, -1, 0], rotated=[False, True, False, False])
-    assert plan.live.tolist() == [4, 2, 1]
+    assert plan.live[: len(Route)].tolist() == [4, 2, 1]
 
 
 def test_forced_routes():
-    assert plan_of([-1], force_routes=True).live.tolist() == [UNBOUNDED] * 3
+    assert plan_of([-1], force_routes=True).live.tolist() == [UNBOUNDED] * 4
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_table_that_is_no_text_or_no_file(caplog):
 
 
 def test_what_may_depend_on_the_step():
-    assert sizes.may_set("inner", ["in_features", "max_rank"])
+    assert sizes.may_set("inner", ["in_features", "element_size"])
     assert sizes.may_set("shared_inner", ["in_features", "shared_rank"])
     assert sizes.may_set("expand_registers", ["shared_rank"])
     assert not sizes.may_set("ranks", ["shared_rank"])

@@ -63,13 +63,13 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
 
 def _check_capacity(manager: "ScuteModelManager", adapter_id: int, forms: Sequence[AdapterForm]) -> None:
     """Equal on every rank, so that all refuse alike."""
-    limit, rank = manager.lora_config.max_lora_rank, stacked_rank(forms)
+    rank, limit, flag = stacked_rank(forms), manager.max_rank, manager.lora_config.max_lora_rank
     if rank > limit:
         sums = " (the ranks of a stack add up)" if len(forms) > 1 else ""
-        raise Refusal(
-            Code.CAPACITY_RANK,
-            f"LoRA rank {rank} is greater than max_lora_rank {limit}{sums}. Start vLLM with a larger --max-lora-rank.",
-        )
+        remedy = "no engine of Scute serves more; convert it with scute convert"
+        if flag == limit:
+            remedy = "start vLLM with a larger --max-lora-rank, or without one"
+        raise Refusal(Code.CAPACITY_RANK, f"LoRA rank {rank} is greater than max_lora_rank {limit}{sums}; {remedy}.")
     pair = _shared_pair(forms)
     if pair is not None:
         manager.check_room_for(pair, adapter_id)

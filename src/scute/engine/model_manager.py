@@ -13,6 +13,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_supported_lora_modules, parse_fine_tuned_lora_name
+from vllm.platforms import current_platform
 
 from scute.admission.memory import GIB
 from scute.algebra.form import SharedPair
@@ -20,7 +21,7 @@ from scute.engine import graphs
 from scute.engine.admit import admit
 from scute.engine.arena import Arena
 from scute.engine.base import base_model_of
-from scute.engine.capacity import LayerShape, Limits, largest_batch
+from scute.engine.capacity import LEAST_SHARE, LayerShape, Limits, largest_batch, largest_rank
 from scute.engine.layers import ScuteLinear
 from scute.engine.options import Options
 from scute.engine.packing import PackedAdapter
@@ -43,6 +44,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         self.options = Options.read(vllm_config)
         self.base_model = base_model_of(vllm_config.model_config)
         self.uses_mla = vllm_config.model_config.use_mla
+        self._memory_share = vllm_config.cache_config.gpu_memory_utilization
         self.pipeline_parallel = vllm_config.parallel_config.pipeline_parallel_size > 1
         self.pairs: SharedPairs | None = None
         super().__init__(*args, **kwargs)
@@ -69,7 +71,8 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def _allocate(self) -> None:
         options, dtype = self.options, self.lora_config.lora_dtype
         shared_rank = options.shared_rank if options.shared_pairs else 0
-        limits = Limits(self.lora_config.max_lora_rank, options.rotation_width, shared_rank, dtype)
+        flag = self.lora_config.max_lora_rank
+        limits = Limits(largest_rank(flag), flag, options.rotation_width, shared_rank, dtype)
         layers: dict[str, Any] = {n: layer for n, layer in self.modules.items() if isinstance(layer, ScuteLinear)}
         parts = self._part_sizes(layers)
         if options.shared_pairs:
@@ -89,7 +92,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         self.slots = ActiveSlots(
             self.lora_slots, np.zeros(0, dtype=np.int32) if self.pairs is None else self.pairs.host_rank
         )
-        self.dummy_rank = limits.dummy_rank
+        self.max_rank, self.dummy_rank = limits.rank, limits.dummy_rank
         self.pins_memory = self.device.type == "cuda"
         self._has_other_layers = len(layers) < len(self.modules)
         self._planned: tuple[int, np.ndarray] | None = None
@@ -97,9 +100,15 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def _arena_for(self, shapes: list[LayerShape], limits: Limits) -> Arena:
         given = self.options.adapter_memory_gib
         default = self.lora_slots * limits.largest_adapter(shapes)
+        if limits.rank > limits.usual_rank:
+            default = max(default, self._engine_bytes() // LEAST_SHARE // UNIT_BYTES)
         units = default if given is None else int(given * GIB) // UNIT_BYTES
         logger.info("%.2f GiB of device memory are for adapters", units * UNIT_BYTES / GIB)
         return Arena(units, limits.largest_dummy_piece(shapes), self.lora_slots, self.num_slices, self.device)
+
+    def _engine_bytes(self) -> int:
+        """What vLLM may use of this rank's device."""
+        return int(current_platform.get_device_total_memory() * self._memory_share)
 
     def _part_sizes(self, layers: dict[str, Any]) -> dict[str, list[int]]:
         """Full output size of every projection that is fused into each layer."""

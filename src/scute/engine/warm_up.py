@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from scute.engine.graphs import Routes
 from scute.engine.layers import ScuteLinear
-from scute.kernels.plan import UNBOUNDED, size_class
+from scute.kernels.plan import RANKS, SMALL_TILE, UNBOUNDED, size_class, tile_height
 from scute.kernels.sizes import gemm_blocks
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ class Kind(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """How many rows it has, and what its adapters need."""
+    """How many rows it has, what its adapters need, and their largest rank."""
 
     rows: int
     routes: Routes
+    ranks: int
 
 
 def batches(kind: Kind, max_rows: int, element_size: int) -> Iterator[Batch]:
@@ -65,8 +66,10 @@ def batches(kind: Kind, max_rows: int, element_size: int) -> Iterator[Batch]:
         if rows <= max_rows:
             smallest.setdefault((size_class(rows), gemm_blocks(rows, kind.slice_starts[-1], element_size)), rows)
     for rows in smallest.values():
-        for routes in sorted({kind.routes & chosen for chosen in range(Routes.EVERY + 1)}):
-            yield Batch(rows, Routes(routes))
+        # Small tiles have one kernel for all ranks, large ones another where all ranks are small.
+        for ranks in (UNBOUNDED,) if tile_height(rows) == SMALL_TILE else (1, UNBOUNDED):
+            for routes in sorted({kind.routes & chosen for chosen in range(Routes.EVERY + 1)}):
+                yield Batch(rows, Routes(routes), ranks)
 
 
 def run(manager: "ScuteModelManager") -> None:
@@ -79,6 +82,7 @@ def run(manager: "ScuteModelManager") -> None:
         for kind, layer in layers.items():
             for batch in batches(kind, plan.max_tokens, layer.slots.factors.element_size()):
                 plan.live.fill_(UNBOUNDED)
+                plan.live[RANKS] = batch.ranks
                 manager.force_routes(shared=Routes.SHARED in batch.routes, rotation=Routes.ROTATION in batch.routes)
                 _run(layer, batch)
     finally:

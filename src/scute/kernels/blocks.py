@@ -28,13 +28,15 @@ class DecodeBlocks(NamedTuple):
 class PrefillBlocks(NamedTuple):
     """Of the kernels for tiles of many rows.
 
-    rank, shared_rank: ranks at a time, of a slot and of a pair. split_width: columns of x that one program of the
-    shrink sums, `inner` at a time. outer, steps: columns of y at a time in the expand of a slot's tile, and how often;
-    shared_outer, shared_steps: the same for a pair's tile, which keeps its products on the chip over all columns where
-    the ranks are at most shared_kept. shared_shrink: ranks of a pair at a time in the shrink.
+    rank, long_rank, shared_rank: ranks at a time, of a slot of at most `rank` ranks, of one of more, and of a pair.
+    split_width: columns of x that one program of the shrink sums, `inner` at a time. outer, steps: columns of y at a
+    time in the expand of a slot's tile, and how often; shared_outer, shared_steps: the same for a pair's tile, which
+    keeps its products on the chip over all columns where the ranks are at most shared_kept. shared_shrink: ranks of a
+    pair at a time in the shrink.
     """
 
     rank: int
+    long_rank: int
     shared_rank: int
     inner: int
     split_width: int
@@ -82,16 +84,14 @@ def decode_blocks(in_features: int, out_features: int, shared_rank: int, element
     return DecodeBlocks(ranks, inner, shared_inner, splits, 4, 512, 8, shared_outer, shared_block, 4, 128)
 
 
-def prefill_blocks(in_features: int, max_rank: int, shared_rank: int, element_size: int) -> PrefillBlocks:
+def prefill_blocks(in_features: int, shared_rank: int, element_size: int) -> PrefillBlocks:
     """The splits depend on the columns of x alone, not on the number of rows, and so does the order of a row's sum."""
     inner = 128 // element_size
     width = round_up(-(-in_features // min(4, -(-in_features // 2048))), inner)
-    ranks = _rank_block(max_rank), _rank_block(shared_rank)
-    if element_size == 2:
-        shared = 64, 8, 256, 4, 3, 128 if shared_rank > 64 else ranks[1]
-    else:  # 32-bit products are unrolled, as no matrix unit makes them
-        shared = 64, 1, 1, 4, 3, ranks[1]
-    return PrefillBlocks(*ranks, inner, width, 256 // element_size, 8, 4, 3, 4, 3, *shared)
+    block = 16 if shared_rank <= 16 else 32 if shared_rank <= 32 else 64
+    # 32-bit products are unrolled, as no matrix unit makes them: there, few at a time.
+    shared = (64, 8, 256, 4, 3, 128 if shared_rank > 64 else block) if element_size == 2 else (64, 1, 1, 4, 3, block)
+    return PrefillBlocks(16, 64, block, inner, width, 256 // element_size, 8, 4, 3, 4, 3, *shared)
 
 
 def rotate_blocks(in_features: int, rotation_width: int, element_size: int) -> RotateBlocks:  # noqa: ARG001
@@ -105,10 +105,6 @@ def gemm_blocks(tokens: int, out_features: int, element_size: int) -> GemmBlocks
     if out_features < 16384:
         return GemmBlocks(rows, 64, 256 // element_size, warps=4, stages=4)
     return GemmBlocks(rows, 128, 128 // element_size, warps=4, stages=4)
-
-
-def _rank_block(rank: int) -> int:
-    return 16 if rank <= 16 else 32 if rank <= 32 else 64
 
 
 def power_of_2(value: int) -> int:

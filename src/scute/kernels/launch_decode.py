@@ -25,8 +25,8 @@ class Shrunk(NamedTuple):
     """What a shrink wrote, and what both launches have to agree on.
 
     h: slice by slice and row by row; shared_h: row by row; rows of both are padded to `stride_*` ranks, so that the
-    expand may read whole blocks of ranks. shared_partial: as shared_h, split by split. tiles, shared_tiles: that the
-    launches cover. shared_rank: 0 where no row needs a shared pair.
+    expand may read whole blocks of ranks. shared_partial: as shared_h, split by split. ranks: the most that a
+    slot has. tiles, shared_tiles: that the launches cover. shared_rank: 0 where no row needs a shared pair.
     """
 
     h: Tensor
@@ -34,6 +34,7 @@ class Shrunk(NamedTuple):
     shared_partial: Tensor
     stride_h: int
     stride_shared_h: int
+    ranks: int
     tiles: int
     shared_tiles: int
     shared_rank: int
@@ -176,6 +177,7 @@ def _room_for(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
         shared_h[1:],
         stride_h,
         stride_shared_h,
+        plan.ranks(slots.max_rank),
         plan.tiles(Route.LOW_RANK, tile_count(tokens, SMALL_TILE, slots.table.shape[0])),
         plan.tiles(Route.SHARED, tile_count(tokens, SMALL_TILE, slots.shared_a.shape[0])),
         shared_rank,
@@ -198,7 +200,7 @@ class _ShrinkGrid(NamedTuple):
 def _shrink_grid(shrunk: Shrunk, slots: Slots) -> _ShrinkGrid:
     blocks, chunk = shrunk.blocks, RANK_CHUNKS[0]
     parts, chunks = ceil_div(chunk, blocks.ranks), ceil_div(shrunk.shared_rank, PAIR_CHUNK)
-    items = shrink_items(shrunk.tiles, slots.max_rank, 0)
+    items = shrink_items(shrunk.tiles, shrunk.ranks, 0)
     items_launched = min(items, 2 * shrunk.tiles)
     pairs_launched = min(shrunk.shared_tiles, SHARED_TILES)
     programs = items_launched * parts * slots.slices + pairs_launched * chunks * blocks.shared_splits

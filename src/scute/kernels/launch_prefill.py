@@ -31,13 +31,14 @@ class Shrunk(NamedTuple):
     """What the shrink wrote, and what all launches have to agree on.
 
     partial: split by split, slice by slice and row by row; shared_partial: split by split and row by row; rows of both
-    are padded to `stride_*` ranks, so that the expand may read whole blocks of ranks.
+    are padded to `stride_*` ranks, so that the expand may read whole blocks of ranks. ranks: the most that a slot has.
     """
 
     partial: Tensor
     shared_partial: Tensor
     stride_partial: int
     stride_shared_partial: int
+    ranks: int
     splits: int
     tiles: int
     shared_tiles: int
@@ -54,22 +55,23 @@ def adapt(y: Tensor, x: Tensor, slots: Slots, plan: BatchPlan) -> None:
 
 def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
     tokens, in_features = x.shape
-    shared_rank = shared_rank_of(slots, plan)
-    blocks = sizes.prefill_blocks(in_features, slots.max_rank, shared_rank, x.element_size())
+    shared_rank, ranks = shared_rank_of(slots, plan), plan.ranks(slots.max_rank)
+    blocks = sizes.prefill_blocks(in_features, shared_rank, x.element_size())
     splits = ceil_div(in_features, blocks.split_width)
-    stride_partial = round_up(slots.max_rank, blocks.rank)
-    stride_shared_partial = round_up(shared_rank, max(blocks.shared_rank, blocks.rank))
+    stride_partial = round_up(ranks, blocks.long_rank if ranks > blocks.rank else blocks.rank)
+    stride_shared_partial = round_up(shared_rank, max(blocks.shared_rank, blocks.long_rank))
     shrunk = Shrunk(
         torch.empty(splits * slots.slices * tokens * stride_partial, dtype=torch.float32, device=x.device),
         torch.empty(splits * tokens * stride_shared_partial, dtype=torch.float32, device=x.device),
         stride_partial,
         stride_shared_partial,
+        ranks,
         splits,
         plan.tiles(Route.LOW_RANK, tile_count(tokens, LARGE_TILE, slots.table.shape[0])),
         plan.tiles(Route.SHARED, tile_count(tokens, PAIR_TILE, slots.shared_a.shape[0])),
         blocks,
     )
-    items = shrink_items(shrunk.tiles, slots.max_rank, 1)
+    items = shrink_items(shrunk.tiles, ranks, 1)
     if items:
         shrink_tiles[(items * slots.slices, splits)](
             x,
@@ -88,6 +90,7 @@ def _shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> Shrunk:
             SPLIT_WIDTH=blocks.split_width,
             HEIGHT=LARGE_TILE,
             BLOCK_R=blocks.rank,
+            LONG_BLOCK_R=blocks.long_rank if ranks > blocks.rank else 0,
             BLOCK_K=blocks.inner,
             STAGES=blocks.shrink_stages,
             num_warps=blocks.shrink_warps,
@@ -156,6 +159,8 @@ def _expand(y: Tensor, shrunk: Shrunk, slots: Slots, plan: BatchPlan) -> None:
         ALIGNED=are_aligned(slots),
         HEIGHT=LARGE_TILE,
         BLOCK_R=blocks.rank,
+        LONG_BLOCK_R=blocks.long_rank,
+        LONG=shrunk.ranks > blocks.rank,
         BLOCK_N=blocks.outer,
         STEPS=blocks.steps,
         STAGES=blocks.expand_stages,

@@ -20,8 +20,10 @@ RANK_CHUNKS = (16, 64)
 PAIR_CHUNK = 16
 """Ranks of a pair that one program of a decode batch's shrink covers."""
 
+RANKS = len(Route)
+"""Index into `BatchPlan.live`, after the routes."""
 UNBOUNDED = 2**30
-"""In `BatchPlan.live`: as many tiles as the rows of the launch could have."""
+"""In `BatchPlan.live`: as many tiles as the rows of the launch could have, or as many ranks as a slot may have."""
 
 _PLANS: "WeakValueDictionary[int, BatchPlan]" = WeakValueDictionary()
 
@@ -93,10 +95,11 @@ class BatchPlan:
     arrivals: int32 on the device, zeros between launches: programs of the shrink that are done with some ranks of a
     pair's tile.
 
-    live: int32 [3] on the CPU, indexed by `Route`: tiles that the passes of a route have to do at most, 0 if it need
-    not run. The ops read it when they run, so a compiled graph cannot freeze it; a CUDA graph is captured with
-    `UNBOUNDED`, and its launches are for the most tiles that its rows could have. The ops are given the buffer and find
-    the plan by it (`plan_of`): torch.compile takes what an op makes from a tensor of the CPU for misaligned.
+    live: int32 [4] on the CPU. Three are indexed by `Route`: tiles that the passes of a route have to do at most, 0 if
+    it need not run. The last (`RANKS`) is the largest rank of a slot of the batch. The ops read it when they run, so a
+    compiled graph cannot freeze it; a CUDA graph is captured with `UNBOUNDED`, and its launches are for the most tiles
+    that its rows could have, and for the largest rank of any slot. The ops are given the buffer and find the plan by it
+    (`plan_of`): torch.compile takes what an op makes from a tensor of the CPU for misaligned.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class BatchPlan:
         arrivals = tile_count(min(max_tokens, SMALL_BATCH), SMALL_TILE, pairs) * -(-shared_rank // PAIR_CHUNK)
         self.arrivals = torch.zeros(arrivals, dtype=torch.int32, device=device)
         self.part(Part.SLOT_OF_ROW).fill_(-1)
-        self.live = torch.zeros(len(Route), dtype=torch.int32)
+        self.live = torch.zeros(len(Route) + 1, dtype=torch.int32)
         self._live = self.live.numpy()
         _PLANS[self.buffer.data_ptr()] = self
 
@@ -158,13 +161,13 @@ class BatchPlan:
             pairs, counts = _group(pair_of_row, host[self._place(Part.SHARED_ROWS)], len(residents.pair_rank))
             segments = np.concatenate((segments, _segments(-1 - pairs, counts, residents.pair_rank[pairs])))
         rotated = residents.rotated if residents.rotated[slots].any() else None
-        used = [0] * len(Route)
+        used, most_ranks = [0] * len(Route), int(residents.rank[slots].max(initial=0))
         for size, height in enumerate(HEIGHTS):
             if len(slots) and height >= tile_height(tokens):
                 used = [max(pair) for pair in zip(used, self._fill(host, size, segments, rotated), strict=True)]
 
         self.buffer.copy_(host_buffer, non_blocking=True)
-        self._live[:] = UNBOUNDED if force_routes else used
+        self._live[:] = UNBOUNDED if force_routes else [*used, most_ranks]
 
     def part(self, part: Part) -> torch.Tensor:
         """One list of the plan, as a flat view of the device buffer."""
@@ -177,6 +180,10 @@ class BatchPlan:
     def tiles(self, route: Route, bound: int) -> int:
         """Tiles that a launch of the route has to cover; bound: the most that its rows could have."""
         return min(bound, int(self._live[route]))
+
+    def ranks(self, bound: int) -> int:
+        """The largest rank that a slot of this step has; bound: the largest that any may have."""
+        return min(bound, int(self._live[RANKS]))
 
     def _place(self, part: int) -> slice:
         start = self.offsets[part]

@@ -57,6 +57,8 @@ def expand_tiles(
     ALIGNED: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    LONG_BLOCK_R: tl.constexpr,
+    LONG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -65,13 +67,14 @@ def expand_tiles(
     """y = y s + b + h B + ((h_shared d) B_shared) e, for the tiles of slots; grid (tile, block of columns).
 
     Programs that run together have neighbouring columns, so that what they read lies together in memory. Rows that
-    have nothing but the shared term on a slice are left to `expand_pair_tiles` there.
+    have nothing but the shared term on a slice are left to `expand_pair_tiles` there. LONG: whether a slot of the batch
+    has more than BLOCK_R ranks; these go LONG_BLOCK_R at a time, and so does what has a shared term.
     """
     _expand_slot(
         y, partial, shared_partial, factors, vectors, table, shared_b, pair_rank, tiles, rows,
         starts, out_offsets, tl.program_id(0) // blocks, tl.program_id(0) % blocks, tokens,
         stride_partial, stride_shared_partial, stride_y, stride_slot, stride_pair, stride_shared,
-        SLICES, SPLITS, SHARED, ALIGNED, HEIGHT, BLOCK_R, BLOCK_N, STEPS, STAGES, PDL,
+        SLICES, SPLITS, SHARED, ALIGNED, HEIGHT, BLOCK_R, LONG_BLOCK_R, LONG, BLOCK_N, STEPS, STAGES, PDL,
     )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
@@ -107,6 +110,8 @@ def _expand_slot(
     ALIGNED: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    LONG_BLOCK_R: tl.constexpr,
+    LONG: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -139,20 +144,18 @@ def _expand_slot(
     stride_split = wide_tokens * (SLICES * stride_partial)
     if PDL:
         gdc_wait()
-    is_plain = rank <= BLOCK_R
-    if SHARED:
-        is_plain = is_plain & ((flags & HAS_SHARED) == 0)
-    if is_plain:  # all of h at once, before the columns
-        r = tl.arange(0, BLOCK_R)
-        h = sum_splits(h_row, tl.arange(0, HEIGHT) < tl.where(rank > 0, count, 0), r, rank, stride_split, SPLITS)
-        for at in tl.range(offset, last, BLOCK_N, num_stages=STAGES):
-            column = at + tl.arange(0, BLOCK_N)
-            column_mask = column < last
-            y_block = tl.load(y_row + column[None, :], mask=row_mask[:, None] & column_mask[None, :], other=0.0)
-            b_block = _load_b(factor, width, r, rank, column, column_mask)
-            acc = dot_wide(h, b_block, tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32))
-            _finish(y_row, row_mask, y_block, acc, scale, shift, flags, column, last)
-    else:
+    is_plain = (flags & HAS_SHARED) == 0 if SHARED else True
+    if is_plain & (rank <= BLOCK_R):
+        _expand_plain(
+            y_row, h_row, factor, scale, shift, count, rank, flags, offset, last, width, stride_split,
+            SPLITS, HEIGHT, BLOCK_R, BLOCK_N, STAGES,
+        )  # fmt: skip
+    elif LONG and (is_plain & (rank <= LONG_BLOCK_R)):
+        _expand_plain(
+            y_row, h_row, factor, scale, shift, count, rank, flags, offset, last, width, stride_split,
+            SPLITS, HEIGHT, LONG_BLOCK_R, BLOCK_N, STAGES,
+        )  # fmt: skip
+    elif LONG or SHARED:
         for at in range(offset, last, BLOCK_N):
             column = at + tl.arange(0, BLOCK_N)
             column_mask = column < last
@@ -164,17 +167,51 @@ def _expand_slot(
                 shared_row = shared_partial + row[:, None] * stride_shared_partial
                 shared_factor = shared_b + pair * stride_pair + element_of(out_offsets, slice_index, SLICES)
                 d = piece(vectors, field(entry, D))
-                for r_start in range(0, ranks, BLOCK_R):
-                    r = r_start + tl.arange(0, BLOCK_R)
+                for r_start in range(0, ranks, LONG_BLOCK_R):
+                    r = r_start + tl.arange(0, LONG_BLOCK_R)
                     h = sum_splits(shared_row, row_mask, r, ranks, wide_tokens * stride_shared_partial, SPLITS)
                     h *= tl.load(d + r, mask=r < ranks, other=0.0)[None, :]
                     acc = dot_wide(h, _load_b(shared_factor, stride_shared, r, ranks, column, column_mask), acc)
                 acc *= tl.load(piece(vectors, field(entry, E)) + column, mask=column_mask, other=0.0)[None, :]
-            for r_start in range(0, rank, BLOCK_R):
-                r = r_start + tl.arange(0, BLOCK_R)
+            for r_start in range(0, rank, LONG_BLOCK_R):
+                r = r_start + tl.arange(0, LONG_BLOCK_R)
                 h = sum_splits(h_row, row_mask, r, rank, stride_split, SPLITS)
                 acc = dot_wide(h, _load_b(factor, width, r, rank, column, column_mask), acc)
             _finish(y_row, row_mask, y_block, acc, scale, shift, flags, column, last)
+
+
+@triton.jit
+def _expand_plain(
+    y_row,
+    h_row,
+    factor,
+    scale,
+    shift,
+    count,
+    rank,
+    flags,
+    offset,
+    last,
+    width,
+    stride_split,
+    SPLITS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A slot without a shared term, of at most BLOCK_R ranks: all of h at once, before the columns."""
+    lane = tl.arange(0, HEIGHT)
+    row_mask = lane < count
+    r = tl.arange(0, BLOCK_R)
+    h = sum_splits(h_row, lane < tl.where(rank > 0, count, 0), r, rank, stride_split, SPLITS)
+    for at in tl.range(offset, last, BLOCK_N, num_stages=STAGES):
+        column = at + tl.arange(0, BLOCK_N)
+        column_mask = column < last
+        y_block = tl.load(y_row + column[None, :], mask=row_mask[:, None] & column_mask[None, :], other=0.0)
+        b_block = _load_b(factor, width, r, rank, column, column_mask)
+        acc = dot_wide(h, b_block, tl.zeros((HEIGHT, BLOCK_N), dtype=tl.float32))
+        _finish(y_row, row_mask, y_block, acc, scale, shift, flags, column, last)
 
 
 @triton.jit

@@ -28,13 +28,15 @@ def shrink_tiles(
     SPLIT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    LONG_BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """partial[split, slice, row, :rank] = x[row] A^T over the columns of one split; grid (item and slice, split).
 
-    Slices of one item run together, so that all but the first find its rows of x in L2.
+    Slices of one item run together, so that all but the first find its rows of x in L2. LONG_BLOCK_R: ranks at a time
+    of a slot of more than BLOCK_R, 0 where the batch has none.
     """
     if PDL:
         gdc_launch_dependents()
@@ -51,11 +53,18 @@ def shrink_tiles(
         row_mask = lane < count
         row = tl.load(rows + first + lane, mask=row_mask, other=0).to(tl.int64)
         out = partial + ((split.to(tl.int64) * SLICES + slice_index) * tokens + row[:, None]) * stride_partial
-        _shrink_chunk(
-            x, row, row_mask, piece(factors, field(entry, A)), in_features, out, rank_start,
-            min(field(entry, RANK), rank_start + CHUNK), split, in_features, stride_x,
-            SPLIT_WIDTH, HEIGHT, BLOCK_R, BLOCK_K, STAGES, PDL,
-        )  # fmt: skip
+        factor, rank = piece(factors, field(entry, A)), field(entry, RANK)
+        rank_end = min(rank, rank_start + CHUNK)
+        if LONG_BLOCK_R > 0 and rank > BLOCK_R:
+            _shrink_chunk(
+                x, row, row_mask, factor, in_features, out, rank_start, rank_end, split, in_features, stride_x,
+                SPLIT_WIDTH, HEIGHT, LONG_BLOCK_R, BLOCK_K, STAGES, PDL,
+            )  # fmt: skip
+        else:
+            _shrink_chunk(
+                x, row, row_mask, factor, in_features, out, rank_start, rank_end, split, in_features, stride_x,
+                SPLIT_WIDTH, HEIGHT, BLOCK_R, BLOCK_K, STAGES, PDL,
+            )  # fmt: skip
     # The expand waits for this launch alone, so this one must not end before those before it.
     if PDL:
         gdc_wait()

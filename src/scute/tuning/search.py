@@ -25,8 +25,6 @@ HOPELESS = 1.3
 """One that takes this many times as long on one layer is not tried on the others."""
 NEAR = 1.1
 """Sizes that take at most this many times what bytes and launches take are good enough: the time goes to others."""
-RANGES = {"max_rank": ((0, 16), (17, 32), (33, 2**31))}
-"""Arguments for which one entry serves every value of a range."""
 
 
 class Progress(Protocol):
@@ -120,7 +118,7 @@ class Search:
             for rule, (values, sizes) in asked(Instance(problem, 1, self.device)).items():
                 named = dict(zip(argument_names(rule), values, strict=True))
                 stepwise = {"shared_rank"} if problem.adapter.shared else set()
-                arguments = {name: _range(name, v) for name, v in named.items() if name not in STEPWISE - stepwise}
+                arguments: Arguments = {name: v for name, v in named.items() if name not in STEPWISE - stepwise}
                 fields = tuple(name for name in sizes._fields if _is_sought(name, arguments))
                 if fields:
                     key = rule, str(arguments)
@@ -272,10 +270,6 @@ def _is_sought(name: str, arguments: Mapping[str, object]) -> bool:
     if name in FOLLOW_THE_BATCH:
         return False
     return may_set(name, arguments) if "shared_rank" in arguments else not name.startswith("shared_")
-
-
-def _range(name: str, value: int) -> int | tuple[int, int]:
-    return next((span for span in RANGES.get(name, ()) if span[0] <= value <= span[1]), value)
 
 
 _instances: dict[Problem, Instance] = {}
