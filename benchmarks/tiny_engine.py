@@ -75,6 +75,7 @@ def start(base: Path, **options: Any) -> Any:
     }
     if on_gpu:
         defaults["cudagraph_capture_sizes"] = [1, 8, 16, 32]
+        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # the oracle has used CUDA here
     return LLM(model=str(base), skip_tokenizer_init=True, enable_lora=True, **defaults | options)
 
 

@@ -111,10 +111,10 @@ def test_a_bad_folder_is_refused(world, server, tmp_path, damage: str):
 
 
 def test_an_adapter_beyond_the_limits_is_refused(world, server, tmp_path):
-    wide_rank = write_adapter(world.oracle.base, "lora-r8", tmp_path / "rank", r=32)
+    wide_rank = write_adapter(world.oracle.base, "lora-r8", tmp_path / "rank", r=513)
     wide_block = write_adapter(world.oracle.base, "oft", tmp_path / "block", oft_block_size=64)
     message = refuses(server, wide_rank, Code.CAPACITY_RANK)
-    assert "LoRA rank 32 is greater than max_lora_rank 16." in message
+    assert "LoRA rank 513 is greater than max_lora_rank 512; " in message
     refuses(server, wide_block, Code.CAPACITY_ROTATION)
 
 

@@ -43,6 +43,8 @@ VARYING = (
     "items_launched",
     "items_end",
     "pairs_launched",
+    "items_first",
+    "turning",
     "pairs_end",
     "shared_end",
 )  # never known to be multiples
@@ -79,7 +81,7 @@ def kernels(size: int, slices: int, aligned: bool):
     common = {"SLICES": slices, "PDL": True}
     both = common | {"SHARED": True}
     columns = both | {"ALIGNED": aligned}
-    shrink = {"PDL": True, "PARTS": 4, "SHARED_CHUNKS": 16, "SHARED_SPLITS": few.shared_splits}
+    shrink = {"PDL": True, "SLICES": slices, "PARTS": 4, "SHARED_CHUNKS": 16, "SHARED_SPLITS": few.shared_splits}
     shrink |= {"SHARED_BLOCK_K": few.shared_inner}
     shrink |= {"HEIGHT": 16, "CHUNK": 16, "RANKS": few.ranks, "BLOCK_K": few.inner, "ONE_BLOCK": True}
     turn = {"BLOCK": 64, "COLUMNS": 256, "WIDEST": 32}
@@ -87,7 +89,7 @@ def kernels(size: int, slices: int, aligned: bool):
     yield (
         "turn rows",
         turn_and_shrink,
-        shrink | turn | {"SLICES": slices, "COPY_ROWS": 16, "TILES": 8},
+        shrink | turn | {"COPY_ROWS": 16, "TILES": 8},
         few.shrink_warps,
     )
     yield "expand rows", expand_rows, columns | {

@@ -21,6 +21,11 @@ SPECS = [
     Spec("prefill", 4096, QKV, POOL, batch(300, 9) + (1,) * 100, padding=16, pair_ranks=(64, 256)),
     Spec("odd", 1000, (260, 36), (*mixed_pool(2, (9, 40, 24)),), batch(50, 8), pair_ranks=(33, 70), in_offset=5),
 ]
+LONG = (Adapter(ranks=(300, 1, 48)), Adapter(ranks=(16, 16, 16)), Adapter(ranks=(0, 65, 17), scale=True))
+SPECS += [
+    Spec("long decode", 4096, QKV, LONG, batch(40, 3), padding=8),
+    Spec("long prefill", 4096, QKV, LONG, batch(400, 3), padding=16),
+]
 TURNS = [
     Spec("decode", 4096, QKV, (Adapter(widths=(32, 32, 32)), Adapter(widths=(1, 256, 0))), batch(40, 2), padding=8),
     Spec("prefill", 4096, QKV, (Adapter(widths=(32, 64, 8)), Adapter(widths=(128, 16, 0))), batch(400, 2), padding=16),

@@ -103,6 +103,12 @@ def test_refuses_what_it_cannot_hold(slots, message):
         plan_of(slots)
 
 
+def test_lists_are_aligned():
+    """Otherwise every launch is a slow one."""
+    plan = BatchPlan(77, 3, pairs=1, max_rank=9, shared_rank=3, device="cpu")
+    assert all(plan.part(part).data_ptr() % 16 == 0 for part in Part)
+
+
 def test_tile_numbers():
     assert [tile_height(tokens) for tokens in (1, 256, 257)] == [16, 16, 32]
     assert tile_count(3, 16, 64) == 3

@@ -78,10 +78,9 @@ def decode_blocks(in_features: int, out_features: int, shared_rank: int, element
     if inner * element_size > 8192:  # sums of blocks stay in registers, so blocks are small
         inner, ranks = 4096 // element_size, 2
     shared_inner = max(64, min(power_of_2(in_features), 512 if element_size == 2 else 128))
-    splits = min(16, ceil_div(in_features, 512))
     shared_outer = 32 if out_features < 16384 else 64
     shared_block = min(128, power_of_2(shared_rank))
-    return DecodeBlocks(ranks, inner, shared_inner, splits, 4, 512, 8, shared_outer, shared_block, 4, 128)
+    return DecodeBlocks(ranks, inner, shared_inner, 4, 4, 512, 8, shared_outer, shared_block, 4, 128)
 
 
 def prefill_blocks(in_features: int, shared_rank: int, element_size: int) -> PrefillBlocks:

@@ -69,14 +69,26 @@ def expand_rows(
     SHARED_BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y = y s + b + h B + ((shared_h d) B_shared) e. Grid: (tile, block of columns) of shared pairs, then of slots.
+    """y = y s + b + h B + ((shared_h d) B_shared) e. Grid: (tile, block of columns), of the first tile of a pair, which
+    takes longest, of slots, and of further tiles of pairs, which are often idle.
 
-    Those of pairs take longest, so they go first. Programs that run together have neighbouring columns, so that what
-    they read lies together in memory. A row is written by its slot's tile, except where all it has on a slice is the
-    shared term: then by its pair's.
+    Programs that run together have neighbouring columns, so that what they read lies together in memory. A row is
+    written by its slot's tile, except where all it has on a slice is the shared term: then by its pair's.
     """
     program = tl.program_id(0)
-    if SHARED and program < shared_programs:
+    first = min(shared_blocks, shared_programs)
+    own_programs = tl.num_programs(0) - shared_programs
+    if program >= first and program < first + own_programs:
+        program -= first
+        _expand_slot(
+            y, h, shared_h, factors, vectors, table, shared_b, pair_rank, tiles, rows,
+            starts, out_offsets, program // own_blocks, program % own_blocks, tokens,
+            stride_h, stride_shared_h, stride_y, stride_slot, stride_pair, stride_shared,
+            SLICES, SHARED, ALIGNED, BLOCK_R, BLOCK_N, PDL,
+        )  # fmt: skip
+    elif SHARED:
+        if program >= first:
+            program -= own_programs
         tile = program // shared_blocks
         while is_used(shared_tiles, tile, shared_end, 3):
             _expand_pair(
@@ -86,14 +98,6 @@ def expand_rows(
                 SLICES, ALIGNED, HEIGHT, SHARED_BLOCK_R, SHARED_BLOCK_N, PDL,
             )  # fmt: skip
             tile += shared_programs // shared_blocks
-    else:
-        program -= shared_programs
-        _expand_slot(
-            y, h, shared_h, factors, vectors, table, shared_b, pair_rank, tiles, rows,
-            starts, out_offsets, program // own_blocks, program % own_blocks, tokens,
-            stride_h, stride_shared_h, stride_y, stride_slot, stride_pair, stride_shared,
-            SLICES, SHARED, ALIGNED, BLOCK_R, BLOCK_N, PDL,
-        )  # fmt: skip
     # What follows waits for this launch alone, so it must not end before those before it.
     if PDL:
         gdc_wait()

@@ -43,6 +43,7 @@ def shrink_rows(
     stride_slot,
     stride_pair,
     stride_shared,
+    SLICES: tl.constexpr,
     PARTS: tl.constexpr,
     SHARED_CHUNKS: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
@@ -65,8 +66,9 @@ def shrink_rows(
     shrink_program(
         tl.program_id(0), x, factors, table, shared_a, pair_rank, items, shared_tiles, rows, shared_rows,
         h, shared_h, shared_partial, arrivals, tokens, items_launched, items_end, pairs_launched, pairs_end,
-        in_features, stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared, PARTS, SHARED_CHUNKS,
-        SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL and not BESIDE_GEMM,
+        in_features, stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared, SLICES, PARTS,
+        SHARED_CHUNKS, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK,
+        PDL and not BESIDE_GEMM,
     )  # fmt: skip
     # The expand waits for this launch alone, so this one must not end before those before it.
     if PDL:
@@ -101,6 +103,7 @@ def shrink_program(
     stride_slot,
     stride_pair,
     stride_shared,
+    SLICES: tl.constexpr,
     PARTS: tl.constexpr,
     SHARED_CHUNKS: tl.constexpr,
     SHARED_SPLITS: tl.constexpr,
@@ -114,16 +117,34 @@ def shrink_program(
 ):
     """h[slice, row, :rank] = x[row] A^T of slots, and shared_h[row, :rank] of pairs, once for all slices.
 
-    Programs: of pairs, `pairs_launched` tiles of SHARED_CHUNKS chunks of ranks of SHARED_SPLITS splits of the columns;
-    then of slots, `items_launched` items of PARTS parts, which read RANKS ranks over all columns, for every slice. How
-    many tiles and items there are is not known when a graph is captured: programs look for more. SHARED_CHUNKS is 0
-    where no row needs a pair.
+    Programs: of the first tile of a pair, SHARED_CHUNKS chunks of ranks of SHARED_SPLITS splits of the columns; of
+    slots, `items_launched` items of PARTS parts, which read RANKS ranks over all columns, for every slice; then of
+    further tiles of pairs, `pairs_launched` in all. How many tiles and items there are is not known when a graph is
+    captured: programs look for more, and those that are often idle come last. SHARED_CHUNKS is 0 where no row needs a
+    pair.
     """
-    pair_programs = pairs_launched * (SHARED_CHUNKS * SHARED_SPLITS)
-    if SHARED_CHUNKS > 0 and program < pair_programs:
+    tile_programs: tl.constexpr = SHARED_CHUNKS * SHARED_SPLITS
+    slot_programs = items_launched * (PARTS * SLICES)
+    if program >= tile_programs and program < tile_programs + slot_programs:
+        program -= tile_programs
+        part = program % PARTS
+        slice_index = program // PARTS % SLICES
+        item = program // (PARTS * SLICES)
+        while is_used(items, item, items_end, 4):
+            entry = entry_of(table, field(items + item * 4, 0), slice_index, stride_slot)
+            _shrink_ranks(
+                x, piece(factors, field(entry, A)), in_features, field(items + item * 4, 3) + part * RANKS,
+                field(entry, RANK), rows + field(items + item * 4, 1), field(items + item * 4, 2),
+                h + slice_index * tokens.to(tl.int64) * stride_h, stride_h, stride_x,
+                RANKS, BLOCK_K, ONE_BLOCK, PDL,
+            )  # fmt: skip
+            item += items_launched
+    elif SHARED_CHUNKS > 0:
+        if program >= tile_programs:
+            program -= slot_programs
         split = program % SHARED_SPLITS
         chunk = program // SHARED_SPLITS % SHARED_CHUNKS
-        tile = program // (SHARED_SPLITS * SHARED_CHUNKS)
+        tile = program // tile_programs
         while is_used(shared_tiles, tile, pairs_end, 3):
             pair = field(shared_tiles + tile * 3, 0).to(tl.int64)
             rank = tl.load(pair_rank + pair)
@@ -135,20 +156,6 @@ def shrink_program(
                     in_features, stride_x, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, PDL,
                 )  # fmt: skip
             tile += pairs_launched
-    else:
-        program -= pair_programs
-        part = program % PARTS
-        item = program // PARTS % items_launched
-        slice_index = program // (PARTS * items_launched)
-        while is_used(items, item, items_end, 4):
-            entry = entry_of(table, field(items + item * 4, 0), slice_index, stride_slot)
-            _shrink_ranks(
-                x, piece(factors, field(entry, A)), in_features, field(items + item * 4, 3) + part * RANKS,
-                field(entry, RANK), rows + field(items + item * 4, 1), field(items + item * 4, 2),
-                h + slice_index * tokens.to(tl.int64) * stride_h, stride_h, stride_x,
-                RANKS, BLOCK_K, ONE_BLOCK, PDL,
-            )  # fmt: skip
-            item += items_launched
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from scute.kernels.kernel import kernel
 from scute.kernels.rotate import copy_rows, rotate_tile
 
 
-@kernel("tokens", "tiles_end", "items_launched", "items_end", "pairs_launched", "pairs_end")
+@kernel("tokens", "tiles_end", "items_launched", "items_end", "pairs_launched", "pairs_end", "items_first", "turning")
 def turn_and_shrink(
     out,
     x,
@@ -35,6 +35,8 @@ def turn_and_shrink(
     items_end,
     pairs_launched,
     pairs_end,
+    items_first,
+    turning,
     column_blocks,
     in_features,
     stride_h,
@@ -62,22 +64,24 @@ def turn_and_shrink(
 ):
     """out[slice] = x R, or x where a row's slot does not rotate the slice; h as `shrink_rows` writes it.
 
-    Grid: the shrink's programs, which take longest; then for every slice TILES programs for the tiles of rotating
-    slots, and after those groups of rows to copy, columns fastest. Programs look for more tiles, as in the shrink.
+    Grid: the shrink's programs for the first tile of a pair and the first items, which take longest; then for every
+    slice TILES programs for the tiles of rotating slots, and after those groups of rows to copy, columns fastest; then
+    the rest of the shrink's. Programs look for more tiles, as in the shrink.
     """
     if PDL:
         gdc_launch_dependents()
     program = tl.program_id(0)
-    shrink_programs = pairs_launched * (SHARED_CHUNKS * SHARED_SPLITS) + items_launched * (PARTS * SLICES)
-    if program < shrink_programs:
+    early = SHARED_CHUNKS * SHARED_SPLITS + items_first * (PARTS * SLICES)
+    if program < early or program >= early + turning:
         shrink_program(
-            program, x, factors, table, shared_a, pair_rank, items, shared_tiles, rows, shared_rows, h, shared_h,
-            shared_partial, arrivals, tokens, items_launched, items_end, pairs_launched, pairs_end, in_features,
-            stride_h, stride_shared_h, stride_x, stride_slot, stride_pair, stride_shared, PARTS, SHARED_CHUNKS,
-            SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K, ONE_BLOCK, PDL,
+            tl.where(program < early, program, program - turning), x, factors, table, shared_a, pair_rank, items,
+            shared_tiles, rows, shared_rows, h, shared_h, shared_partial, arrivals, tokens, items_launched, items_end,
+            pairs_launched, pairs_end, in_features, stride_h, stride_shared_h, stride_x, stride_slot, stride_pair,
+            stride_shared, SLICES, PARTS, SHARED_CHUNKS, SHARED_SPLITS, SHARED_BLOCK_K, HEIGHT, CHUNK, RANKS, BLOCK_K,
+            ONE_BLOCK, PDL,
         )  # fmt: skip
     else:
-        program -= shrink_programs
+        program -= early
         first_column = program % column_blocks * COLUMNS
         slice_index = program // column_blocks % SLICES
         part = program // (column_blocks * SLICES)

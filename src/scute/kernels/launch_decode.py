@@ -66,7 +66,7 @@ def shrink(x: Tensor, slots: Slots, plan: BatchPlan, *, beside_gemm: bool = Fals
             *_strides(x, shrunk, slots),
             BESIDE_GEMM=beside_gemm,
             num_warps=shrunk.blocks.shrink_warps,
-            **_shrink_constants(x, shrunk, grid),
+            **_shrink_constants(x, shrunk, grid, slots),
             **launch_options(x),
         )
     return shrunk
@@ -80,6 +80,7 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
     turn = sizes.rotate_blocks(in_features, slots.rotation_width, x.element_size())
     columns = ceil_div(in_features, turn.columns)
     turning = columns * (ROTATING_TILES + ceil_div(tokens, COPY_ROWS)) * slots.slices
+    items_launched, *_ = grid.stepwise
     out = torch.empty(slots.slices, tokens, in_features, dtype=x.dtype, device=x.device)
     turn_and_shrink[(grid.programs + turning,)](
         out,
@@ -101,10 +102,11 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
         tokens,
         plan.tiles(Route.ROTATION, tile_count(tokens, SMALL_TILE, slots.table.shape[0])),
         *grid.stepwise,
+        min(items_launched, shrunk.tiles),
+        turning,
         columns,
         in_features,
         *_strides(x, shrunk, slots),
-        SLICES=slots.slices,
         TILES=ROTATING_TILES,
         COPY_ROWS=COPY_ROWS,
         BLOCK=turn.block,
@@ -112,7 +114,7 @@ def rotate_with_shrink(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[Tensor
         WIDEST=unit_width(slots),
         num_warps=shrunk.blocks.shrink_warps,
         num_stages=1,
-        **_shrink_constants(x, shrunk, grid),
+        **_shrink_constants(x, shrunk, grid, slots),
         **launch_options(x),
     )
     return out, shrunk
@@ -201,8 +203,7 @@ def _shrink_grid(shrunk: Shrunk, slots: Slots) -> _ShrinkGrid:
     blocks, chunk = shrunk.blocks, RANK_CHUNKS[0]
     parts, chunks = ceil_div(chunk, blocks.ranks), ceil_div(shrunk.shared_rank, PAIR_CHUNK)
     items = shrink_items(shrunk.tiles, shrunk.ranks, 0)
-    items_launched = min(items, 2 * shrunk.tiles)
-    pairs_launched = min(shrunk.shared_tiles, SHARED_TILES)
+    items_launched, pairs_launched = min(items, 2 * shrunk.tiles), min(shrunk.shared_tiles, SHARED_TILES)
     programs = items_launched * parts * slots.slices + pairs_launched * chunks * blocks.shared_splits
     return _ShrinkGrid(programs, (items_launched, items, pairs_launched, shrunk.shared_tiles), parts, chunks)
 
@@ -212,9 +213,10 @@ def _strides(x: Tensor, shrunk: Shrunk, slots: Slots) -> tuple[int, ...]:
     return (shrunk.stride_h, shrunk.stride_shared_h, *strides)
 
 
-def _shrink_constants(x: Tensor, shrunk: Shrunk, grid: _ShrinkGrid) -> dict[str, Any]:
+def _shrink_constants(x: Tensor, shrunk: Shrunk, grid: _ShrinkGrid, slots: Slots) -> dict[str, Any]:
     blocks = shrunk.blocks
     return {
+        "SLICES": slots.slices,
         "PARTS": grid.parts,
         "SHARED_CHUNKS": grid.chunks,
         "SHARED_SPLITS": blocks.shared_splits,

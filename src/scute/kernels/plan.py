@@ -25,6 +25,9 @@ RANKS = len(Route)
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have, or as many ranks as a slot may have."""
 
+_ALIGNED = 32
+"""Every list starts at a multiple of so many integers: tensors that are not aligned are launched the slow way."""
+
 _PLANS: "WeakValueDictionary[int, BatchPlan]" = WeakValueDictionary()
 
 Ints = npt.NDArray[np.int32]
@@ -117,8 +120,8 @@ class BatchPlan:
             sizes[Part(Part.SHRINK_SMALL + size)] = 4 * shrink_items(tiles, max_rank, size)
             sizes[Part(Part.ROTATED_SMALL + size)] = 3 * tiles
         self._sizes = [sizes[part] for part in Part]
-        self.offsets = [0, *accumulate(self._sizes)][:-1]
-        self.buffer = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
+        *self.offsets, end = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in self._sizes)]
+        self.buffer = torch.zeros(end, dtype=torch.int32, device=device)
         self._parts = [self.buffer[self._place(part)] for part in Part]
         arrivals = tile_count(min(max_tokens, SMALL_BATCH), SMALL_TILE, pairs) * -(-shared_rank // PAIR_CHUNK)
         self.arrivals = torch.zeros(arrivals, dtype=torch.int32, device=device)
