@@ -155,8 +155,8 @@ CATALOGUE: dict[Code, Entry] = {
         "Train without embeddings, heads, experts and whole modules; check --lora-target-modules.",
     ),
     Code.CAPACITY_RANK: Entry(
-        "The rank is greater than --max-lora-rank.",
-        "Start vLLM with a larger --max-lora-rank.",
+        "The rank is greater than 512, or than a --max-lora-rank other than vLLM's default.",
+        "Start vLLM with a larger --max-lora-rank, or without one; beyond 512, convert the adapter with scute convert.",
     ),
     Code.CAPACITY_ROTATION: Entry(
         "The blocks of the input transform R are wider than rotation_width, or the layer has no room for R.",
