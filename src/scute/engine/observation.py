@@ -13,6 +13,7 @@ import prometheus_client
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
+from scute.engine.admissions import Admissions
 from scute.engine.metrics import OTHER, Metrics
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
@@ -57,8 +58,6 @@ class Observer:
         if engine.log_stats:
             processor = engine.output_processor
             self._requests = processor.lora_states = CountedRequests(processor.request_states, self._count)
-        self._names: dict[int, str] = {}
-        self._gone: set[int] = set()
         self._residency = Residency({}, {}, 0, 0)
         self._is_current = False
         self._asking: asyncio.Task[None] | None = None
@@ -75,14 +74,8 @@ class Observer:
             await self.refresh()
         return self._residency.adapters
 
-    def knows(self, request: LoRARequest) -> bool:
-        """Whether the adapter was loaded before."""
-        return self._names.get(request.lora_int_id) == request.lora_name
-
     def loaded(self, request: LoRARequest, seconds: float, *, is_new: bool) -> None:
         """Note that the engine has the adapter; is_new: it did not have it, or has other weights now."""
-        self._names[request.lora_int_id] = request.lora_name
-        self._gone.discard(request.lora_int_id)
         self._is_current = False
         if is_new:
             self.metrics.observe_load(request.lora_name, seconds)
@@ -90,29 +83,25 @@ class Observer:
     async def _ask(self) -> None:
         self._is_current = True
         try:
+            before = self._residency.adapters
             self._residency = merge(await self._engine.collective_rpc("scute_report"))
-            self._show()
+            self._show(before)
         except Exception as error:  # an engine that is gone must not take down the page that says so
             self._is_current = False
             logger.debug("No figures of the adapters: %s", error)
 
-    def _show(self) -> None:
+    def _show(self, before: Mapping[int, Resident]) -> None:
+        """before: the adapters of the last report, some of which may be gone."""
+        known = {**before, **self._residency.adapters}
         for adapter_id, count in self._residency.evictions.items():
-            self.metrics.count("scute:adapter_evictions_total", self._names.get(adapter_id, OTHER), count)
+            name = known[adapter_id].name if adapter_id in known else OTHER
+            self.metrics.count("scute:adapter_evictions_total", name, count)
         running: set[str] = set()
         if self._requests is not None:
             self._requests.count_running()
             running = self._requests.names()
-        self._forget_gone()
-        self.metrics.show(self._residency, self._names, self._num_slots)
-        self.metrics.keep(running.union(self._names.values()))
-
-    def _forget_gone(self) -> None:
-        """Names stay for one report more than the adapter, so that its last figures are seen."""
-        gone = self._names.keys() - self._residency.adapters.keys()
-        for adapter_id in gone & self._gone:
-            del self._names[adapter_id]
-        self._gone = gone - self._gone
+        self.metrics.show(self._residency, self._num_slots)
+        self.metrics.keep(running.union(found.name for found in self._residency.adapters.values()))
 
     def _count(self, adapter_name: str, prompt_tokens: int, generation_tokens: int) -> None:
         self.metrics.count("scute:adapter_prompt_tokens_total", adapter_name, prompt_tokens)
@@ -145,7 +134,7 @@ def time_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
         observer = observer_of(self)
         if observer is None:
             return await add_lora(self, lora_request)
-        is_new = lora_request.load_inplace or not observer.knows(lora_request)
+        is_new = lora_request.load_inplace or not Admissions.of(self).has(lora_request)
         start = time.perf_counter()
         try:
             result = await add_lora(self, lora_request)
