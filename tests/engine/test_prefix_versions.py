@@ -51,7 +51,7 @@ def hashes(request: Request) -> list[Any]:
 def core(monkeypatch) -> Core:
     kv_cache_utils.init_none_hash(sha256)
     monkeypatch.setattr(prefix_cache, "_loads", prefix_cache.Counter())
-    monkeypatch.setattr(prefix_cache, "_versions", {})
+    monkeypatch.setattr(prefix_cache, "_loaded", {})
     plain = kv_cache_utils._gen_lora_extra_hash_keys
     while hasattr(plain, "__wrapped__"):
         plain = plain.__wrapped__
@@ -59,8 +59,8 @@ def core(monkeypatch) -> Core:
     return Core()
 
 
-def adapter(number: int, path: str = "/a") -> LoRARequest:
-    return LoRARequest("a", number, path)
+def adapter(number: int, **options: Any) -> LoRARequest:
+    return LoRARequest("a", number, "/a", **options)
 
 
 def test_one_load_is_found_again(core):
@@ -73,6 +73,13 @@ def test_a_first_load_has_the_keys_of_vllm(core):
     request = SimpleNamespace(lora_request=adapter(1))
     assert kv_cache_utils._gen_lora_extra_hash_keys(request) == [("lora", "a", "/a")]
     assert kv_cache_utils._gen_lora_extra_hash_keys(SimpleNamespace(lora_request=None)) == []
+
+
+def test_a_call_for_an_adapter_that_is_loaded_changes_nothing(core):
+    core.add(adapter(1))
+    before = hashes(core.arrive(adapter(1)))
+    core.add(adapter(1))
+    assert hashes(core.arrive(adapter(1))) == before
 
 
 @pytest.mark.parametrize("number", [1, 2], ids=["same-id", "another-id"])
@@ -89,10 +96,9 @@ def test_what_a_request_computes_on_the_old_weights_is_not_found_on_the_new(core
     """All of its blocks are filled after the new weights came."""
     core.add(adapter(1))
     running = core.arrive(adapter(1))
-    core.add(adapter(number))
-    core.remove(1)
-    if number == 1:
-        core.add(adapter(1))
+    core.add(adapter(number, load_inplace=number == 1))
+    if number == 2:
+        core.remove(1)
     new = core.arrive(adapter(number))
     assert set(hashes(running)).isdisjoint(hashes(new))
 
@@ -105,8 +111,8 @@ def test_an_adapter_that_is_not_known_shares_with_nobody(core):
     assert set(hashes(core.arrive(adapter(1)))).isdisjoint(first)
 
 
-def test_versions_do_not_pile_up(core):
+def test_loaded_do_not_pile_up(core):
     for number in range(1, 1000):
         core.add(adapter(number))
         core.remove(number)
-    assert prefix_cache._versions == {}
+    assert prefix_cache._loaded == {}

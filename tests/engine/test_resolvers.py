@@ -52,7 +52,7 @@ class Engine:
         self.calls.append(("request", (request_id, lora_request.lora_int_id)))
         return request_id
 
-    add_lora = front_end._remember_admission(_add)
+    add_lora = front_end._remember_admission_async(_add)
     remove_lora = front_end._forget_admission_async(_remove)
     add_request = front_end._admit_first_async(_request)
 

@@ -52,9 +52,10 @@ def bind() -> None:
 
     EngineArgs.create_engine_config = _check_config(EngineArgs.create_engine_config)
     LLMEngine.add_request = _admit_first(LLMEngine.add_request)
+    LLMEngine.add_lora = _remember_admission(LLMEngine.add_lora)
     LLMEngine.remove_lora = _forget_admission(LLMEngine.remove_lora)
     AsyncLLM.add_request = _admit_first_async(AsyncLLM.add_request)
-    AsyncLLM.add_lora = _remember_admission(AsyncLLM.add_lora)
+    AsyncLLM.add_lora = _remember_admission_async(AsyncLLM.add_lora)
     AsyncLLM.remove_lora = _forget_admission_async(AsyncLLM.remove_lora)
 
 
@@ -108,10 +109,7 @@ def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs)
         adapter = _adapter_of(self, bound)
         if adapter is not None and _is_new(self, adapter):
-            check_folder(self.vllm_config, adapter.lora_path)
-            with _refusals():
-                self.add_lora(adapter)
-            Admissions.of(self).remember(adapter)
+            self.add_lora(adapter)
             bound = _as_loaded(bound)
         return add_request(*bound.args, **bound.kwargs)
 
@@ -151,22 +149,40 @@ def _refusals() -> Iterator[None]:
 
 def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
+    def remembering(self: Any, lora_request: LoRARequest) -> Any:
+        if _is_new(self, lora_request):
+            check_folder(self.vllm_config, lora_request.lora_path)
+        with _refusals():
+            result = add_lora(self, lora_request)
+        _note(self, lora_request)
+        return result
+
+    return remembering
+
+
+def _remember_admission_async(add_lora: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(add_lora)
     async def remembering(self: Any, lora_request: LoRARequest) -> Any:
         load = loads.current()
         if load is not None:
             load.number(lora_request)
         try:
-            await asyncio.to_thread(check_folder, self.vllm_config, lora_request.lora_path)
+            if _is_new(self, lora_request):
+                await asyncio.to_thread(check_folder, self.vllm_config, lora_request.lora_path)
             result = await _finish(self, lora_request, asyncio.ensure_future(add_lora(self, lora_request)))
         except Exception as error:
             if load is not None:
                 load.refusal = find_refusal(str(error))
             raise
-        Admissions.of(self).remember(lora_request)
-        lora_request.load_inplace = False  # whoever keeps it would have every later request load the folder again
+        _note(self, lora_request)
         return result
 
     return remembering
+
+
+def _note(engine: Any, request: LoRARequest) -> None:
+    Admissions.of(engine).remember(request)
+    request.load_inplace = False  # whoever keeps it would have every later request load the folder again
 
 
 async def _finish(engine: Any, request: LoRARequest, loading: asyncio.Future[Any]) -> Any:

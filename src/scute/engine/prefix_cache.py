@@ -1,8 +1,9 @@
 """Keeps cached prefixes of one adapter from answering for the next one under the same name and path.
 
 vLLM keys a prefix on the adapter's name and path. An adapter that is removed and loaded again, or replaced, may hold
-other weights by then: its prefixes are counted by loads. A request keeps the count that it arrived with, so that what
-it computes on the old weights is never found by one that runs on the new.
+other weights by then: its prefixes are counted by loads, of which a call for an adapter that is there is none. A
+request keeps the count that it arrived with, so that what it computes on the old weights is never found by one that
+runs on the new.
 """
 
 import functools
@@ -11,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-_loads: Counter[tuple[str, str]] = Counter()
-"""How often this process's engine loaded an adapter, by name and path."""
+Source = tuple[str, str]
+"""The name and the path of an adapter."""
 
-_versions: dict[int, int] = {}
-"""Which of these loads is the one of an id."""
+_loads: Counter[Source] = Counter()
+"""How often this process's engine loaded an adapter."""
+
+_loaded: dict[int, tuple[Source, int]] = {}
+"""What an id stands for, and which load of it."""
 
 
 def bind() -> None:
@@ -35,9 +39,10 @@ def count_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
     def counting(self: Any, lora_request: Any) -> Any:
         result = add_lora(self, lora_request)
-        name = lora_request.lora_name, lora_request.lora_path
-        _loads[name] += 1
-        _versions[lora_request.lora_int_id] = _loads[name]
+        source, adapter_id = (lora_request.lora_name, lora_request.lora_path), lora_request.lora_int_id
+        if lora_request.load_inplace or adapter_id not in _loaded or _loaded[adapter_id][0] != source:
+            _loads[source] += 1
+            _loaded[adapter_id] = source, _loads[source]
         return result
 
     return counting
@@ -46,7 +51,7 @@ def count_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
 def forget_version(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(remove_lora)
     def forgetting(self: Any, lora_id: int) -> Any:
-        _versions.pop(lora_id, None)
+        _loaded.pop(lora_id, None)
         return remove_lora(self, lora_id)
 
     return forgetting
@@ -79,5 +84,5 @@ def _version_of(request: Any) -> int | str:
     kept: int | str | None = getattr(request, "scute_version", None)
     if kept is not None or request.lora_request is None:
         return kept or 1
-    version = _versions.get(request.lora_request.lora_int_id)
-    return request.request_id if version is None else version
+    loaded = _loaded.get(request.lora_request.lora_int_id)
+    return request.request_id if loaded is None else loaded[1]

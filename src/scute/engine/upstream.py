@@ -184,6 +184,7 @@ BOUND = (
     "vllm.v1.engine.core:EngineCore.preprocess_add_request",
     "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
     "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+    "vllm.v1.engine.llm_engine:LLMEngine.add_lora",
     "vllm.v1.engine.llm_engine:LLMEngine.add_request",
     "vllm.v1.engine.llm_engine:LLMEngine.remove_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.__init__",
