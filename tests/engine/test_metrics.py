@@ -298,6 +298,19 @@ def test_many_who_look_ask_once(monkeypatch):
     assert engine.asked == 1, "nothing was loaded since"
 
 
+def test_cards_know_the_last_load(monkeypatch):
+    """A scrape has asked before it, and the engine takes longer than a scrape waits."""
+    monkeypatch.setattr(observation, "PATIENCE_SECONDS", 0.01)
+    observer = Observer(Engine(told(1, seconds=0.1), told(1, 2, seconds=0.1)))
+
+    async def look() -> Any:
+        await observer.refresh()
+        observer.loaded(request("b", 2), 0.5, is_new=True)
+        return await observer.residents()
+
+    assert asyncio.run(look()).keys() == {1, 2}
+
+
 def test_an_engine_that_is_slow_or_gone_stops_nobody(monkeypatch):
     monkeypatch.setattr(observation, "PATIENCE_SECONDS", 0.05)
     observer = Observer(Engine(told(1), told(1, seconds=60), RuntimeError("the engine is dead")))

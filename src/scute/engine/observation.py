@@ -25,6 +25,9 @@ logger = init_logger("vllm.scute")
 PATIENCE_SECONDS = 1.0
 """How long a scrape waits for the engine; it shows the last figures then, and the next scrape the new ones."""
 
+CARD_SECONDS = 10.0
+"""How long model cards wait for the engine, which they do after a load alone."""
+
 _NAME = "_scute_observer"
 
 
@@ -59,35 +62,40 @@ class Observer:
             processor = engine.output_processor
             self._requests = processor.lora_states = CountedRequests(processor.request_states, self._count)
         self._residency = Residency({}, {}, 0, 0)
-        self._is_current = False
+        self._loads = 0
+        self._told = -1  # loads when the engine was asked for what is known of it
         self._asking: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
         """Ask the engine, once for all who look at a time, and set the metrics. Raises nothing."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.wait({self._asking}, timeout=PATIENCE_SECONDS)
+        await self._answer(PATIENCE_SECONDS)
 
     async def residents(self) -> Mapping[int, Resident]:
         """The loaded adapters by id, as of the last load or later."""
-        if not self._is_current:
-            await self.refresh()
+        for _ in range(2):  # the engine may have been asked before the load, and not have answered
+            if self._told < self._loads:
+                await self._answer(CARD_SECONDS)
         return self._residency.adapters
 
     def loaded(self, request: LoRARequest, seconds: float, *, is_new: bool) -> None:
         """Note that the engine has the adapter; is_new: it did not have it, or has other weights now."""
-        self._is_current = False
+        self._loads += 1
         if is_new:
             self.metrics.observe_load(request.lora_name, seconds)
 
+    async def _answer(self, patience: float) -> None:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.wait({self._asking}, timeout=patience)
+
     async def _ask(self) -> None:
-        self._is_current = True
+        loads = self._loads
         try:
             before = self._residency.adapters
             self._residency = merge(await self._engine.collective_rpc("scute_report"))
+            self._told = loads
             self._show(before)
         except Exception as error:  # an engine that is gone must not take down the page that says so
-            self._is_current = False
             logger.debug("No figures of the adapters: %s", error)
 
     def _show(self, before: Mapping[int, Resident]) -> None:
