@@ -26,7 +26,10 @@ class Engine:
 
     def __init__(self, scute: dict[str, Any]) -> None:
         self.vllm_config = SimpleNamespace(
-            additional_config={"scute": scute}, lora_config=object(), model_config=SimpleNamespace(model="base")
+            additional_config={"scute": scute},
+            lora_config=object(),
+            load_config=SimpleNamespace(download_dir=None),
+            model_config=SimpleNamespace(model="base"),
         )
         self.model_config = self.vllm_config.model_config
         self.renderer = self.input_processor = None
@@ -85,7 +88,7 @@ def root(tmp_path, monkeypatch) -> Path:
             raise Refusal(Code.TENSOR_MISSING, "adapter_model.safetensors has no tensor x.")
 
     monkeypatch.setattr("scute.engine.base.compile_stack", compile_stack)
-    monkeypatch.setattr("scute.engine.base.base_model_of", lambda _: None)
+    monkeypatch.setattr("scute.engine.base.base_model_of", lambda *_: None)
     for name in ["one", "tenants/two", "bad"]:
         (tmp_path / "adapters" / name).mkdir(parents=True)
         (tmp_path / "adapters" / name / "adapter_config.json").write_text("{}")
