@@ -12,6 +12,14 @@ REMEMBERED = 1024
 """How many unloaded adapters are remembered; a request is queued long before that many others are unloaded."""
 
 
+def taken_id(request: LoRARequest) -> ValueError:
+    """What to raise where the id of an adapter is that of another one, which it does not replace."""
+    return ValueError(
+        f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of its own, "
+        "or set load_inplace to replace it."
+    )
+
+
 class Admissions:
     """Of one client.
 
@@ -44,10 +52,7 @@ class Admissions:
         if request.lora_int_id in self._retired:
             raise ValueError(f"The adapter {request.lora_name!r} was unloaded before the request was queued.")
         if request.lora_int_id in {adapter_id for adapter_id, _ in self.admitted}:
-            raise ValueError(
-                f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of "
-                "its own, or set load_inplace to replace it."
-            )
+            raise taken_id(request)
 
     def remember(self, request: LoRARequest) -> None:
         self.forget(request.lora_int_id)

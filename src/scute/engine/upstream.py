@@ -62,6 +62,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.core:EngineCore.list_loras": ("self",),
+    "vllm.v1.engine.core:EngineCore.pin_lora": ("self", "lora_id"),
+    "vllm.v1.engine.core:EngineCore.add_request": ("self", "request", "request_wave"),
+    "vllm.v1.request:Request.update_block_hashes": ("self",),
     "vllm.v1.engine.core:EngineCore.post_step": ("self", "model_executed"),
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("self", "request"),
     "vllm.lora.resolver:LoRAResolver.resolve_lora": ("self", "base_model_name", "lora_name"),
@@ -147,6 +150,8 @@ USES: dict[str, str] = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": "LoraState",
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.set_active_loras": "make_lora_inputs",
     "vllm.v1.engine.core:EngineCoreProc._process_engine_step": "post_step",
+    "vllm.v1.engine.core:EngineCoreProc._handle_client_request": "add_request",
+    "vllm.v1.request:Request.update_block_hashes": "block_hashes",
 }
 """Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
 
@@ -180,6 +185,8 @@ BOUND = (
     "vllm.v1.engine.core:EngineCore.add_lora",
     "vllm.v1.engine.core:EngineCore.remove_lora",
     "vllm.v1.engine.core:EngineCore.list_loras",
+    "vllm.v1.engine.core:EngineCore.pin_lora",
+    "vllm.v1.engine.core:EngineCore.add_request",
     "vllm.v1.engine.core:EngineCore.post_step",
     "vllm.v1.engine.core:EngineCore.preprocess_add_request",
     "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
