@@ -3,10 +3,10 @@
     python benchmarks/churn.py --seconds 600 --out churn.json
 
 A tiny model with random weights and amplified adapters of every method. Each tenant has one name and one path; a reload
-puts another adapter of another method there, under a new id as the API server gives it, or in place under the old id
-once no stream uses it. Streams that run keep the adapter that they began with. Afterwards every answer is scored under
-every adapter, one adapter at a time in the same engine: its log-probabilities must be those of its own adapter, up to
-a share of the distance to the nearest other one. The adapters by themselves are held against the PEFT library.
+puts another adapter of another method there, under a new id as the API server gives it, or in place under the old id.
+Streams that run keep the adapter that they began with. Afterwards every answer is scored under every adapter, one
+adapter at a time in the same engine: its log-probabilities must be those of its own adapter, up to a share of the
+distance to the nearest other one. The adapters by themselves are held against the PEFT library.
 """
 
 import argparse
@@ -71,11 +71,8 @@ class Churn:
         *,
         streams: int = STREAMS,
         seed: int = 0,
-        replace_running: bool = False,
     ) -> None:
-        """replace_running: also load in place where streams run, which must not change what these answer."""
         self.llm, self.engine, self.folders, self.streams = llm, llm.llm_engine, folders, streams
-        self.replace_running = replace_running
         self.random = random.Random(seed)
         # Shorter and longer than a cached block; the first two begin alike.
         prompts = tiny_prompts(4, length=40, seed=seed) + tiny_prompts(2, length=90, seed=seed + 1)
@@ -106,7 +103,7 @@ class Churn:
             self.load(tenant)
         elif self.random.random() < 0.3:
             self.unload(tenant)
-        elif not self._is_used(tenant) or (self.replace_running and self.random.random() < 0.3):
+        elif self.random.random() < 0.5:
             self.load_in_place(tenant)
         else:
             self.unload(tenant)
@@ -264,9 +261,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default=tiny_engine.default_dtype())
     parser.add_argument("--max-loras", type=int, default=4, help="slots on the device; there are more tenants")
-    parser.add_argument(
-        "--replace-running", action="store_true", help="also load in place where streams run on the adapter"
-    )
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vllm.LLM, as JSON")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "scute-churn")
     parser.add_argument("--out", type=Path, default=Path("churn.json"))
@@ -283,7 +277,7 @@ def main() -> int:
     }
     llm = tiny_engine.start(base, **options | arguments.engine)
     llm.collective_rpc("count_slots")
-    churn = Churn(llm, folders, arguments.work, seed=arguments.seed, replace_running=arguments.replace_running)
+    churn = Churn(llm, folders, arguments.work, seed=arguments.seed)
     churn.run(arguments.seconds)
     slots = llm.collective_rpc("slot_counts")[0]
     for tenant in churn.tenants:

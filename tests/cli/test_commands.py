@@ -13,25 +13,12 @@ from scute import __version__
 from scute.cli.catalogue import CATALOGUE, GROUPS
 from scute.engine import upstream
 from scute.errors import Code
-from scute.testing.adapters import AMPLIFIED, write_adapter
-from scute.testing.oracle import load_base
-from scute.testing.tiny import tiny_llama
+from scute.testing.adapters import AMPLIFIED
 
 NAMES = ("lora-r3", "dora", "ia3", "vera", "oft")
 
 
 INPUTS = "(IA)3 on inputs that no gated projection produces"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def folders(base, tmp_path_factory):
-    root, model = tmp_path_factory.mktemp("adapters"), load_base(base)
-    return {name: write_adapter(model, name, root / name) for name in NAMES}
 
 
 @pytest.fixture

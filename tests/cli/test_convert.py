@@ -8,17 +8,14 @@ from command import scute
 from scute.cli import convert as command
 from scute.testing.adapters import write_adapter
 from scute.testing.oracle import load_base
-from scute.testing.tiny import tiny_llama, tiny_prompts, tiny_qwen2
+from scute.testing.tiny import tiny_prompts, tiny_qwen2
+
+NAMES = ("ia3",)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def adapter(base, tmp_path_factory):
-    return write_adapter(load_base(base), "ia3", tmp_path_factory.mktemp("adapters") / "ia3")
+@pytest.fixture
+def adapter(folders):
+    return folders["ia3"]
 
 
 @pytest.fixture

@@ -14,30 +14,15 @@ from safetensors.torch import load_file, save_file
 from scute.admission.reasons import MOST
 from scute.testing.adapters import Recipe, write_adapter
 from scute.testing.oracle import load_base
-from scute.testing.tiny import tiny_llama
 
 NAMES = ("lora-r3", "dora", "ia3", "vera", "vera-regenerated", "oft")
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 Q = "model.layers.0.self_attn.q_proj"
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def root(base, tmp_path_factory):
-    """A folder of good adapters."""
-    root, model = tmp_path_factory.mktemp("adapters"), load_base(base)
-    for name in NAMES:
-        write_adapter(model, name, root / name)
-    return root
-
-
 @pytest.fixture
-def copy_of(root, tmp_path):
-    return lambda name: shutil.copytree(root / name, tmp_path / name)
+def copy_of(pool, tmp_path):
+    return lambda name: shutil.copytree(pool / name, tmp_path / name)
 
 
 def rewrite(folder, fields=None, change=lambda tensors: tensors):
@@ -74,56 +59,56 @@ def test_every_reason_is_told(copy_of, base):
     ]
 
 
-def test_without_a_base_model(root, copy_of):
-    found = looked_at(root / "dora")
+def test_without_a_base_model(pool, copy_of):
+    found = looked_at(pool / "dora")
     assert (found["served"], found["method"], found["config"]["rank"]) == (None, "DoRA", 16)
     assert "q_proj" in found["config"]["targets"]
-    assert "--base" in scute("inspect", root / "dora").output
+    assert "--base" in scute("inspect", pool / "dora").output
     folder = copy_of("dora")
     rewrite(folder, {"use_qalora": True}, lambda t: {f"module.{name}": tensor for name, tensor in t.items()})
     told = {reason["code"] for reason in looked_at(folder, exit_code=1)["reasons"]}
     assert told == {"config.unsupported_field", "tensor.prefix"}
 
 
-def test_a_compiled_folder(root, base, tmp_path):
-    scute("compile", root / "dora", tmp_path / "out", "--base", base)
+def test_a_compiled_folder(pool, base, tmp_path):
+    scute("compile", pool / "dora", tmp_path / "out", "--base", base)
     assert looked_at(tmp_path / "out")["method"] == "DoRA"
-    found, source = looked_at(tmp_path / "out", "--base", base), looked_at(root / "dora", "--base", base)
+    found, source = looked_at(tmp_path / "out", "--base", base), looked_at(pool / "dora", "--base", base)
     for field in ("ranks", "slots", "owned_bytes", "packed_bytes", "engine"):
         assert found[field] == source[field]
     (tmp_path / "out" / "members.safetensors").unlink()
     assert looked_at(tmp_path / "out", exit_code=1)["code"] == "folder.incomplete"
 
 
-def test_a_folder_of_folders(root, base, tmp_path):
-    found = looked_at(root, "--base", base)
+def test_a_folder_of_folders(pool, base, tmp_path):
+    found = looked_at(pool, "--base", base)
     assert [each["adapter"].rpartition("/")[2] for each in found] == sorted(NAMES)
     assert all(each["served"] for each in found)
-    table = scute("inspect", root, "--base", base)
+    table = scute("inspect", pool, "--base", base)
     assert table.exit_code == 0
     assert table.output.count("served") == len(NAMES)
-    bad = shutil.copytree(root / "lora-r3", tmp_path / "bad")
+    bad = shutil.copytree(pool / "lora-r3", tmp_path / "bad")
     (bad / TENSORS).unlink()
-    two = scute("inspect", root / "dora", bad, "--base", base)
+    two = scute("inspect", pool / "dora", bad, "--base", base)
     assert two.exit_code == 1
     assert "folder.incomplete" in two.output
 
 
-def test_json_is_an_array_however_many_there_are(root):
-    for folders, count in (([root / "dora"], 1), ([root / "dora", root / "oft"], 2), ([root], len(NAMES))):
+def test_json_is_an_array_however_many_there_are(pool):
+    for folders, count in (([pool / "dora"], 1), ([pool / "dora", pool / "oft"], 2), ([pool], len(NAMES))):
         assert len(json.loads(scute("inspect", *folders, "--json").output)) == count
 
 
-def test_a_table_counts_what_it_does_not_show(root, base, copy_of):
+def test_a_table_counts_what_it_does_not_show(pool, base, copy_of):
     folder = copy_of("lora-r3")
     rewrite(folder, {"base_model_name_or_path": "someone/other"})
-    told = scute("inspect", folder, root / "oft", "--base", base, "--deep").output
+    told = scute("inspect", folder, pool / "oft", "--base", base, "--deep").output
     row = next(line for line in told.splitlines() if "lora-r3" in line)
     assert row.split("│")[7:9] == [f" {'1':8} ", f" {'served':7} "]
     for part in ("|s - 1|", "|R - I|", "delta W", "2 adapters", "--json"):
         assert part in told
     rewrite(folder, {"use_qalora": True, "new_thing": 1})
-    table = scute("inspect", folder, root / "oft", "--base", base).output
+    table = scute("inspect", folder, pool / "oft", "--base", base).output
     assert "and 1 more" in " ".join(table.split())
     assert "|s - 1|" not in table
 
@@ -137,8 +122,8 @@ def test_reasons_that_are_left_out_are_counted(copy_of, base):
     assert f"and {MOST + 4} more" in " ".join(scute("inspect", folder, folder, "--base", base).output.split())
 
 
-def test_folders_beside_adapters_are_no_adapters(root, base, tmp_path):
-    shutil.copytree(root / "oft", tmp_path / "all" / "oft")
+def test_folders_beside_adapters_are_no_adapters(pool, base, tmp_path):
+    shutil.copytree(pool / "oft", tmp_path / "all" / "oft")
     (tmp_path / "all" / "logs").mkdir()
     (tmp_path / "all" / "notes.txt").write_text("")
     assert looked_at(tmp_path / "all", "--base", base)["adapter"].endswith("oft")
@@ -179,10 +164,10 @@ def test_dead_tensors_and_nan_are_found_in_the_values(copy_of, base):
     assert len(found["reasons"]) == len(load_file(folder / TENSORS))
 
 
-def test_deviations(root, base):
+def test_deviations(pool, base):
     """Against the same numbers from whole matrices."""
-    deep = {name: looked_at(root / name, "--base", base, "--deep")["deviations"][0] for name in NAMES}
-    tensors = load_file(root / "dora" / TENSORS)
+    deep = {name: looked_at(pool / name, "--base", base, "--deep")["deviations"][0] for name in NAMES}
+    tensors = load_file(pool / "dora" / TENSORS)
     prefix = f"base_model.model.{Q}"
     a, b = (tensors[f"{prefix}.lora_{which}.weight"].double().T for which in "AB")
     weight = load_file(base / "model.safetensors")[f"{Q}.weight"].double().T
@@ -193,14 +178,14 @@ def test_deviations(root, base):
     assert 0 < deep["oft"]["rotation_max"] <= deep["oft"]["rotation_norm"]
     assert deep["ia3"]["scale_max"] > deep["ia3"]["scale_median"] > 0
     assert deep["vera"]["delta_norm"] > 0
-    text = scute("inspect", root / "oft", "--base", base, "--deep").output
+    text = scute("inspect", pool / "oft", "--base", base, "--deep").output
     assert "largest" in text
 
 
-def test_it_imports_no_vllm(root, base):
+def test_it_imports_no_vllm(pool, base):
     code = (
         "import sys; from typer.testing import CliRunner; from scute.cli.main import app;"
-        f"assert CliRunner().invoke(app, ['inspect', {str(root / 'dora')!r}, '--base', {str(base)!r}]).exit_code == 0;"
+        f"assert CliRunner().invoke(app, ['inspect', {str(pool / 'dora')!r}, '--base', {str(base)!r}]).exit_code == 0;"
         "assert 'vllm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,8 +15,6 @@ from scute.cli.main import app
 from scute.costs import find_device, predict, read_base, read_tenant
 from scute.costs.base import _kv_elements
 from scute.testing.adapters import Recipe, write_adapter
-from scute.testing.oracle import load_base
-from scute.testing.tiny import tiny_llama
 
 NAMES = ("dora", "ia3", "lora-r8", "oft", "vera")
 GPU = ("--gpu", "h200", "--batch", "8")
@@ -30,19 +28,6 @@ def scute(*arguments: object):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def pool(base, tmp_path_factory):
-    root, model = tmp_path_factory.mktemp("pool"), load_base(base)
-    for name in NAMES:
-        write_adapter(model, name, root / name)
-    return root
 
 
 def test_json_says_what_the_library_says(base, pool):

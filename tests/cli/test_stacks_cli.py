@@ -6,22 +6,8 @@ import pytest
 from command import scute
 
 from scute.admission.stacks import stack_path
-from scute.testing.adapters import write_adapter
-from scute.testing.oracle import load_base
-from scute.testing.tiny import tiny_llama
 
 NAMES = ("lora-r8", "lora-r3", "dora", "ia3", "vera", "oft")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def folders(base, tmp_path_factory):
-    root, model = tmp_path_factory.mktemp("adapters"), load_base(base)
-    return {name: write_adapter(model, name, root / name) for name in NAMES}
 
 
 @pytest.fixture

@@ -9,15 +9,9 @@ from typer.testing import CliRunner
 
 from scute.cli.main import app
 from scute.cli.tune import print_entries
-from scute.testing.tiny import tiny_llama
 from scute.tuning.layers import LayerShape
 from scute.tuning.shapes import fuse, read_shapes
 from scute.tuning.table import Entry
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp("base"))
 
 
 def test_shapes_of_a_base_model(base):

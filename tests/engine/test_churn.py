@@ -134,7 +134,7 @@ def test_streams_keep_the_adapter_that_they_began_with(llm, world, tmp_path):
     verdict = Judge(llm, folders, churn.prompts).verdict(churn.answers, BOUNDS["float32"])
     assert verdict["first_wrong"] == []
     assert verdict["answers"] == churn.counts["requests"] >= churn.streams
-    for event in ("reloads", "reloads_in_place", "unloads_while_running", "prompts_from_cache"):
+    for event in ("reloads", "reloads_in_place_while_running", "unloads_while_running", "prompts_from_cache"):
         assert churn.counts[event] > 0, event
 
 

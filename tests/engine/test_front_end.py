@@ -91,12 +91,13 @@ class Gate:
         if is_async:
 
             class Gated(FakeAsyncEngine):
-                add_lora = front_end._remember_admission(FakeAsyncEngine.add_lora)
+                add_lora = front_end._remember_admission_async(FakeAsyncEngine.add_lora)
                 remove_lora = front_end._forget_admission_async(FakeAsyncEngine.remove_lora)
                 add_request = front_end._admit_first_async(FakeAsyncEngine.add_request)
         else:
 
             class Gated(FakeEngine):
+                add_lora = front_end._remember_admission(FakeEngine.add_lora)
                 remove_lora = front_end._forget_admission(FakeEngine.remove_lora)
                 add_request = front_end._admit_first(FakeEngine.add_request)
 
@@ -107,6 +108,9 @@ class Gate:
 
     def ask(self, adapter: LoRARequest | None, request_id: str = "r") -> str:
         return self._result(self.engine.add_request(request_id, PROMPT, None, lora_request=adapter))
+
+    def load(self, adapter: LoRARequest) -> bool:
+        return self._result(self.engine.add_lora(adapter))
 
     def remove(self, lora_id: int) -> bool:
         return self._result(self.engine.remove_lora(lora_id))
@@ -130,6 +134,20 @@ def test_base_rows_pass(gate):
 def test_an_adapter_is_admitted_once(gate):
     assert [gate.ask(adapter()) for _ in range(3)] == ["r"] * 3
     assert gate.engine.loads == [(1, "/a")]
+
+
+def test_a_loaded_adapter_is_loaded_again_without_its_folder(gate, monkeypatch):
+    checked = []
+    monkeypatch.setattr(front_end, "check_folder", lambda _, path: checked.append(path))
+    for _ in range(2):
+        assert gate.load(adapter())
+        gate.ask(adapter())
+    assert (gate.engine.loads, checked) == ([(1, "/a")] * 2, ["/a"])
+    assert gate.load(adapter("/b", load_inplace=True))
+    gate.ask(adapter("/b"))
+    with pytest.raises(ValueError, match="another adapter"):
+        gate.load(adapter("/a"))
+    assert (gate.engine.loads, checked) == ([(1, "/a")] * 2 + [(1, "/b")], ["/a", "/b"])
 
 
 def test_every_adapter_is_admitted(gate):

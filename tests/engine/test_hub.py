@@ -34,8 +34,15 @@ class Hub:
         return SimpleNamespace(siblings=[SimpleNamespace(rfilename=f, size=s) for f, s in self.files.items()])
 
     def snapshot_download(
-        self, name: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool = False
+        self,
+        name: str,
+        *,
+        revision: str | None,
+        allow_patterns: list[str],
+        cache_dir: str | None = None,
+        local_files_only: bool = False,
     ) -> str:
+        assert cache_dir is None, "adapters are in the hub's own cache"
         snapshot = self.root / name / (revision or "main")
         if local_files_only:
             if not snapshot.exists():
@@ -162,6 +169,6 @@ def test_the_client_is_the_hub_s():
     client = hub.api()
     for name, parameters in {
         "model_info": ["revision", "files_metadata", "timeout"],
-        "snapshot_download": ["revision", "allow_patterns", "local_files_only"],
+        "snapshot_download": ["revision", "allow_patterns", "cache_dir", "local_files_only"],
     }.items():
         assert set(parameters) <= set(inspect.signature(getattr(client, name)).parameters)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, multiprocess
 from vllm.lora.request import LoRARequest
 
 from scute.engine import observation
+from scute.engine.admissions import Admissions
 from scute.engine.metrics import FAMILIES, OTHER, Metrics
 from scute.engine.observation import Observer
 from scute.engine.request_tokens import CountedRequests
@@ -23,12 +25,12 @@ from scute.errors import Code, Refusal
 GENERATED = "scute:adapter_generation_tokens_total"
 
 
-def resident(method: str = "LoRA", rank: int = 8, *, active: bool = False, host: int = 20) -> Resident:
-    return Resident(method, rank, disk_bytes=10, host_bytes=host, is_active=active, is_pinned=False)
+def resident(name: str, method: str = "LoRA", rank: int = 8, *, active: bool = False) -> Resident:
+    return Resident(name, method, rank, disk_bytes=10, host_bytes=20, is_active=active, is_pinned=False)
 
 
-def residency(*adapters: Resident, first: int = 1) -> Residency:
-    return Residency(dict(enumerate(adapters, first)), {}, device_bytes=100, host_bytes=1000)
+def residency(*adapters: Resident) -> Residency:
+    return Residency(dict(enumerate(adapters, start=1)), {}, device_bytes=100, host_bytes=1000)
 
 
 def samples(registry: CollectorRegistry, name: str, label: str = "adapter_name") -> dict[str, float]:
@@ -50,7 +52,7 @@ def metrics(registry) -> Metrics:
 
 
 def test_adapters_beyond_the_limit_are_summed(metrics, registry):
-    metrics.show(residency(*[resident(active=True)] * 5), {i: f"tenant-{i}" for i in range(1, 6)}, num_slots=8)
+    metrics.show(residency(*[resident(f"tenant-{i}", active=True) for i in range(1, 6)]), num_slots=8)
     for i in range(1, 6):
         metrics.count(GENERATED, f"tenant-{i}", i)
     assert samples(registry, "vllm:lora_adapter_loaded") == {"tenant-1": 1, "tenant-2": 1, OTHER: 3}
@@ -65,9 +67,9 @@ def test_adapters_beyond_the_limit_are_summed(metrics, registry):
 
 
 def test_a_thousand_adapters_have_as_many_series_as_the_limit_lets(metrics, registry):
-    names = {i: f"tenant-{i}" for i in range(1, 1001)}
-    metrics.show(residency(*[resident()] * 1000), names, num_slots=8)
-    for name in names.values():
+    names = [f"tenant-{i}" for i in range(1, 1001)]
+    metrics.show(residency(*map(resident, names)), num_slots=8)
+    for name in names:
         metrics.observe_load(name, 0.5)
         metrics.count(GENERATED, name, 1)
     labels = {s.labels.get("adapter_name") for family in registry.collect() for s in family.samples}
@@ -76,23 +78,25 @@ def test_a_thousand_adapters_have_as_many_series_as_the_limit_lets(metrics, regi
 
 def test_a_limit_of_zero_tells_no_adapter_apart(registry):
     metrics = Metrics("base", "0", limit=0, registry=registry)
-    metrics.show(residency(resident(), resident()), {1: "a", 2: "b"}, num_slots=2)
+    metrics.show(residency(resident("a"), resident("b")), num_slots=2)
     assert samples(registry, "vllm:lora_adapter_loaded") == {OTHER: 2}
 
 
 def test_the_level_and_the_rank_leave_no_old_series(metrics, registry):
-    for found in (resident(rank=8), resident(rank=8, active=True), resident("DoRA", rank=16)):
-        metrics.show(residency(found), {1: "a"}, num_slots=2)
+    for found in (resident("a"), resident("a", active=True), resident("a", "DoRA", rank=16)):
+        metrics.show(residency(found), num_slots=2)
         assert samples(registry, "vllm:lora_adapter_loaded", "level") == {"gpu" if found.is_active else "cpu": 1}
         assert samples(registry, "vllm:lora_adapter_loaded", "rank") == {str(found.rank): 1}
         assert samples(registry, "scute:adapter_info", "method") == {found.method: 1}
-    metrics.show(residency(), {}, num_slots=2)
+    metrics.show(residency(), num_slots=2)
     assert samples(registry, "vllm:lora_adapter_loaded") == {}
 
 
 def test_a_label_is_free_again(metrics, registry):
     for name in ("a", "b", "c"):
         metrics.count(GENERATED, name, 1)
+    metrics.keep({"b", "c"})
+    assert samples(registry, GENERATED) == {"a": 1, "b": 1, OTHER: 1}, "its last figures are seen"
     metrics.keep({"b", "c"})
     assert samples(registry, GENERATED) == {"b": 1, OTHER: 1}
     metrics.count(GENERATED, "c", 5)
@@ -102,13 +106,13 @@ def test_a_label_is_free_again(metrics, registry):
 def test_a_second_engine_client_takes_the_names_over():
     """As a test, or a script that makes one engine after the other, has it."""
     for _ in range(2):
-        Metrics("base", "0", limit=2).show(residency(resident()), {1: "a"}, num_slots=2)
+        Metrics("base", "0", limit=2).show(residency(resident("a")), num_slots=2)
     assert samples(prometheus_client.REGISTRY, "scute:adapter_info") == {"a": 1}
 
 
 def test_where_statistics_are_off_nothing_is_registered():
     before = set(prometheus_client.REGISTRY._collector_to_names)
-    Metrics("base", "0", limit=2, registry=None).show(residency(resident()), {1: "a"}, num_slots=2)
+    Metrics("base", "0", limit=2, registry=None).show(residency(resident("a")), num_slots=2)
     assert set(prometheus_client.REGISTRY._collector_to_names) == before
 
 
@@ -116,10 +120,9 @@ PROCESS = """
     from scute.engine.metrics import Metrics
     from scute.engine.residency import Residency, Resident
     metrics = Metrics("base", "0", limit=1)
-    names = {1: "a", 2: "b"}
-    one = Resident("LoRA", 8, 10, 20, True, False)
-    for adapters in ({1: one, 2: one}, {1: one}, {}):
-        metrics.show(Residency(adapters, {}, 100, 1000), names, 2)
+    one, two = (Resident(name, "LoRA", 8, 10, 20, True, False) for name in "ab")
+    for adapters in ({1: one, 2: two}, {1: one}, {}):
+        metrics.show(Residency(adapters, {}, 100, 1000), 2)
         metrics.count("scute:adapter_prompt_tokens_total", "a", 3)
         metrics.count("scute:adapter_prompt_tokens_total", "b", 4)
         metrics.keep(set())
@@ -141,11 +144,11 @@ def test_of_several_api_servers_counts_add_up_and_the_last_gauge_stands(tmp_path
 
 def test_ranks_are_summed():
     def rank(host: int, rank: int, evictions: list[tuple[int, int]]) -> dict[str, Any]:
-        adapters = [(7, "VeRA", rank, 10, host, True, True)]
+        adapters = [(7, "a", "VeRA", rank, 10, host, True, True)]
         return {"adapters": adapters, "evictions": evictions, "device_bytes": 100, "host_bytes": 1000}
 
     merged = merge([rank(20, 8, [(7, 2), (8, 1)]), rank(30, 16, [(7, 2)])])
-    assert merged == Residency({7: Resident("VeRA", 16, 10, 50, True, True)}, {7: 2, 8: 1}, 200, 1000)
+    assert merged == Residency({7: Resident("a", "VeRA", 16, 10, 50, True, True)}, {7: 2, 8: 1}, 200, 1000)
     assert merged.adapters[7].device_bytes == 50
 
 
@@ -227,8 +230,11 @@ class Engine:
         return [answer]
 
 
+NAMES = {1: "a", 2: "b"}
+
+
 def told(*ids: int, evictions: tuple[tuple[int, int], ...] = (), **more: Any) -> dict[str, Any]:
-    adapters = [(i, "LoRA", 8, 10, 20, True, False) for i in ids]
+    adapters = [(i, NAMES[i], "LoRA", 8, 10, 20, True, False) for i in ids]
     return {"adapters": adapters, "evictions": evictions, "device_bytes": 100, "host_bytes": 1000, **more}
 
 
@@ -254,12 +260,28 @@ def test_the_last_figures_of_an_adapter_are_seen_once():
 
 def test_a_name_is_not_forgotten_while_its_adapter_is_loaded_again():
     observer = Observer(Engine(told(1)))
-    for adapter_id in (1, 2):
+    for adapter_id in (2, 1):
         observer.loaded(request("a", adapter_id), 0.5, is_new=True)
     for _ in range(3):
         asyncio.run(observer.refresh())
     assert shown("scute:adapter_load_seconds_count") == {"a": 2}
     assert shown("vllm:lora_adapter_loaded") == {"a": 1}
+
+
+class Name(str):
+    """One that can be seen to be gone."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_loads_that_nobody_looks_at_leave_nothing_but_labels():
+    observer, kept = Observer(Engine(told())), weakref.WeakSet()
+    for number in range(1, 1001):
+        loaded = request(Name(f"tenant-{number}"), number)
+        kept.add(loaded.lora_name)
+        observer.loaded(loaded, 0.5, is_new=True)
+    del loaded
+    assert len(kept) <= 2
 
 
 def test_many_who_look_ask_once(monkeypatch):
@@ -274,6 +296,19 @@ def test_many_who_look_ask_once(monkeypatch):
     monkeypatch.setattr(observation, "PATIENCE_SECONDS", 0.01)
     assert asyncio.run(observer.residents()).keys() == {1}
     assert engine.asked == 1, "nothing was loaded since"
+
+
+def test_cards_know_the_last_load(monkeypatch):
+    """A scrape has asked before it, and the engine takes longer than a scrape waits."""
+    monkeypatch.setattr(observation, "PATIENCE_SECONDS", 0.01)
+    observer = Observer(Engine(told(1, seconds=0.1), told(1, 2, seconds=0.1)))
+
+    async def look() -> Any:
+        await observer.refresh()
+        observer.loaded(request("b", 2), 0.5, is_new=True)
+        return await observer.residents()
+
+    assert asyncio.run(look()).keys() == {1, 2}
 
 
 def test_an_engine_that_is_slow_or_gone_stops_nobody(monkeypatch):
@@ -303,8 +338,9 @@ def test_refused_loads_are_counted_by_code(error, codes):
 
 
 def test_a_call_for_an_adapter_that_is_there_is_no_load():
-    async def add_lora(_: Any, lora_request: LoRARequest) -> bool:
+    async def add_lora(engine: Any, lora_request: LoRARequest) -> bool:
         lora_request.load_inplace = False  # as the admission leaves it
+        Admissions.of(engine).remember(lora_request)
         return True
 
     engine = Engine(told(1))

@@ -1,56 +1,12 @@
-"""Removal of an adapter at the engine core: put off while any request uses it, and never forgotten."""
-
-from types import SimpleNamespace
-from typing import Any
+"""Removal and replacement of an adapter at the engine core: behind the requests that use it, and never forgotten."""
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from vllm.lora.request import LoRARequest
+from fake_core import Core, adapter
 
-from scute.engine import removals
-
-
-class Core:
-    """An engine core whose worker only remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.scheduler = SimpleNamespace(requests={})
-        self.calls: list[tuple[str, Any]] = []
-        self.held: set[int] = set()
-
-    def use(self, name: str, adapter_id: int | None) -> None:
-        lora = None if adapter_id is None else SimpleNamespace(lora_int_id=adapter_id)
-        self.scheduler.requests[name] = SimpleNamespace(lora_request=lora)
-
-    def end(self, name: str) -> None:
-        del self.scheduler.requests[name]
-
-    def _add(self, request: Any) -> bool:
-        self.calls.append(("add", (request.lora_int_id, request.load_inplace)))
-        self.held.add(request.lora_int_id)
-        return True
-
-    def _remove(self, adapter_id: int) -> bool:
-        self.calls.append(("remove", adapter_id))
-        self.held.discard(adapter_id)
-        return True
-
-    def _list(self) -> set[int]:
-        return set(self.held)
-
-    def _post_step(self, model_executed: bool) -> None:
-        self.calls.append(("step", model_executed))
-
-    post_step = removals.finish_after_steps(_post_step, _remove)
-    add = removals.add_after_removals(_add, _remove)
-    remove = removals.remove_when_unused(_remove)
-    list = removals.list_after_removals(_list, _remove)
-
-
-def adapter(adapter_id: int) -> LoRARequest:
-    return LoRARequest(f"a{adapter_id}", adapter_id, f"/{adapter_id}")
+from scute.engine.removals import LAST_ID
 
 
 @pytest.fixture
@@ -64,6 +20,7 @@ def core() -> Core:
 def test_an_unused_adapter_goes_at_once(core: Core):
     assert core.remove(1)
     assert core.calls[-1] == ("remove", 1)
+    assert core.held == {}
 
 
 def test_one_in_use_goes_with_the_next_call_after_its_last_request(core: Core):
@@ -72,29 +29,101 @@ def test_one_in_use_goes_with_the_next_call_after_its_last_request(core: Core):
     assert core.remove(1)
     core.end("first")
     assert core.list() == set(), "it is removed for whoever asks"
-    assert core.held == {1}
+    assert core.held == {1: "/a"}
     core.end("second")
     core.add(adapter(2))
     assert core.calls[-2:] == [("remove", 1), ("add", (2, False))], "it makes room first"
-
-
-def test_one_that_comes_back_is_read_again_and_stays(core: Core):
-    core.use("old", 1)
-    core.remove(1)
-    core.add(adapter(1))
-    assert core.calls[-1] == ("add", (1, True))
-    core.end("old")
-    assert core.list() == {1}
-    assert core.held == {1}
 
 
 def test_one_in_use_goes_with_the_step_that_ends_its_last_request(core: Core):
     core.use("first", 1)
     core.remove(1)
     core.post_step(True)
-    assert core.held == {1}
+    assert core.held == {1: "/a"}
     core.end("first")
     core.post_step(False)
     assert core.calls[-2:] == [("step", False), ("remove", 1)]
     core.post_step(False)
     assert core.calls[-1] == ("step", False), "it goes once"
+
+
+@pytest.mark.parametrize("is_removed", [False, True], ids=["in-place", "removed-and-loaded"])
+def test_what_takes_the_place_of_one_in_use_is_beside_it(core: Core, is_removed: bool):
+    old = core.use("old", 1)
+    if is_removed:
+        core.remove(1)
+    core.add(adapter(1, "/b", load_inplace=not is_removed))
+    new = core.use("new", 1, path="/b")
+    assert (core.serves(old), core.serves(new)) == ("/a", "/b")
+    assert core.list() == {1}
+    core.post_step(True)
+    assert len(core.held) == 2
+    core.end("old")
+    core.post_step(True)
+    assert list(core.held.values()) == ["/b"]
+    assert core.serves(new) == "/b"
+    assert core.list() == {1}
+    assert core.pin(1)
+    assert core.remove(1)
+    core.end("new")
+    core.post_step(True)
+    assert core.held == {}
+    core.add(adapter(1))
+    assert core.held == {1: "/a"}
+
+
+def test_one_is_replaced_again_and_again_while_all_its_requests_run(core: Core):
+    running = [core.use("r0", 1)]
+    for number in range(1, 6):
+        core.add(adapter(1, f"/{number}", load_inplace=True))
+        running.append(core.use(f"r{number}", 1, path=f"/{number}"))
+    assert [core.serves(request) for request in running] == ["/a", "/1", "/2", "/3", "/4", "/5"]
+    for number in range(6):
+        core.end(f"r{number}")
+    core.post_step(True)
+    assert list(core.held.values()) == ["/5"], "the last one stays"
+    assert core.list() == {1}
+
+
+def test_one_that_nobody_uses_is_replaced_where_it_is(core: Core):
+    core.add(adapter(1, "/b", load_inplace=True))
+    assert core.held == {1: "/b"}
+
+
+def test_a_replacement_that_fails_changes_nothing(core: Core):
+    old = core.use("old", 1)
+    with pytest.raises(OSError, match="/bad"):
+        core.add(adapter(1, "/bad", load_inplace=True))
+    assert core.serves(core.use("later", 1)) == core.serves(old) == "/a"
+    core.end("old")
+    core.end("later")
+    core.post_step(True)
+    assert core.held == {1: "/a"}
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_request_on_its_way_has_what_is_loaded_when_it_is_queued(core: Core, is_used: bool):
+    """Its path is that of the adapter which it was accepted for: a worker that reads it would admit it in a step."""
+    if is_used:
+        core.use("old", 1)
+    late = core.arrive("late", 1)
+    core.add(adapter(1, "/b", load_inplace=True))
+    core.queue(late)
+    assert core.serves(late) == late.lora_request.lora_path == "/b"
+    assert not late.lora_request.load_inplace
+
+
+def test_what_is_loaded_stays(core: Core):
+    assert core.add(adapter(1))
+    assert core.held == {1: "/a"}
+    with pytest.raises(ValueError, match="lora_int_id 1 is the id of another adapter"):
+        core.add(adapter(1, "/b"))
+
+
+def test_an_id_of_the_engine_s_own_is_nobody_else_s(core: Core):
+    core.add(adapter(LAST_ID))
+    core.use("old", 1)
+    core.add(adapter(1, "/b", load_inplace=True))
+    assert core.held == {1: "/a", LAST_ID: "/a", LAST_ID - 1: "/b"}
+    with pytest.raises(ValueError, match="id of another adapter"):
+        core.add(adapter(LAST_ID - 1))

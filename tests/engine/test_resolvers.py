@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,10 @@ class Engine:
 
     def __init__(self, scute: dict[str, Any]) -> None:
         self.vllm_config = SimpleNamespace(
-            additional_config={"scute": scute}, lora_config=object(), model_config=SimpleNamespace(model="base")
+            additional_config={"scute": scute},
+            lora_config=object(),
+            load_config=SimpleNamespace(download_dir=None),
+            model_config=SimpleNamespace(model="base"),
         )
         self.model_config = self.vllm_config.model_config
         self.renderer = self.input_processor = None
@@ -46,14 +50,24 @@ class Engine:
         self.calls.append(("remove", lora_id))
         return True
 
-    async def _request(self, request_id: str, prompt: Any, params: Any, lora_request: Any = None) -> str:  # noqa: ARG002
+    async def _request(self, request_id: str, prompt: Any, params: Any, lora_request: Any = None) -> Any:  # noqa: ARG002
+        if isinstance(prompt, AsyncGenerator):
+            return SimpleNamespace(_input_stream_task=asyncio.create_task(self._stream(prompt, lora_request)))
         for _ in range(3 if prompt == "long" else 0):
             await asyncio.sleep(0.01)
         self.calls.append(("request", (request_id, lora_request.lora_int_id)))
         return request_id
 
-    add_lora = front_end._remember_admission(_add)
+    async def _stream(self, prompt: AsyncGenerator[str], lora_request: LoRARequest) -> None:
+        async for chunk in prompt:
+            self.calls.append(("chunk", (chunk, lora_request.lora_int_id)))
+
+    async def _list(self) -> list[int]:
+        return [7]
+
+    add_lora = front_end._remember_admission_async(_add)
     remove_lora = front_end._forget_admission_async(_remove)
+    list_loras = front_end._list_kept(_list)
     add_request = front_end._admit_first_async(_request)
 
 
@@ -85,7 +99,7 @@ def root(tmp_path, monkeypatch) -> Path:
             raise Refusal(Code.TENSOR_MISSING, "adapter_model.safetensors has no tensor x.")
 
     monkeypatch.setattr("scute.engine.base.compile_stack", compile_stack)
-    monkeypatch.setattr("scute.engine.base.base_model_of", lambda _: None)
+    monkeypatch.setattr("scute.engine.base.base_model_of", lambda *_: None)
     for name in ["one", "tenants/two", "bad"]:
         (tmp_path / "adapters" / name).mkdir(parents=True)
         (tmp_path / "adapters" / name / "adapter_config.json").write_text("{}")
@@ -327,6 +341,113 @@ def test_a_request_that_comes_during_a_removal_has_the_adapter_admitted_anew(roo
     assert [call for call, _ in engine.calls] == ["add", "request", "remove", "add", "request"]
 
 
+class Speaker:
+    """A prompt that comes in chunks, when the test says so."""
+
+    def __init__(self, engine: Engine, adapter: LoRARequest) -> None:
+        self._engine, self._adapter = engine, adapter
+        self._said: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def __aenter__(self) -> "Speaker":
+        queue = await self._engine.add_request("stream", self._prompt(), None, lora_request=self._adapter)
+        self.task = queue._input_stream_task
+        return self
+
+    async def _prompt(self) -> AsyncGenerator[str]:
+        while (chunk := await self._said.get()) is not None:
+            yield chunk
+
+    async def __aexit__(self, *_: object) -> None:
+        self._said.put_nowait(None)
+        await asyncio.sleep(0.01)
+
+    async def say(self, chunk: str) -> None:
+        self._said.put_nowait(chunk)
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def streamed(root) -> tuple[Engine, LoRARequest]:
+    """An engine client without a server, and an adapter for it."""
+    return Engine({}), LoRARequest("x", 7, str(root / "one"))
+
+
+def test_a_removal_waits_for_the_end_of_a_stream_and_nobody_for_it(streamed):
+    engine, adapter = streamed
+
+    async def scenario() -> None:
+        async with Speaker(engine, adapter) as first, Speaker(engine, adapter):
+            assert await engine.list_loras() == {7}
+            assert await engine.remove_lora(7)
+            assert await engine.list_loras() == set(), "it is removed for whoever asks"
+            await first.say("one")
+            first.task.cancel()
+            await asyncio.sleep(0.01)
+            assert ("remove", 7) not in engine.calls
+
+    asyncio.run(scenario())
+    assert engine.calls == [("add", (7, adapter.lora_path)), ("chunk", ("one", 7)), ("remove", 7)]
+
+
+def test_what_takes_the_place_of_an_adapter_of_a_stream_stays(streamed, root):
+    """The removal that was put off is not its own. Where its load fails, the removal stands."""
+    engine, adapter = streamed
+
+    async def scenario() -> None:
+        async with Speaker(engine, adapter) as speaker:
+            await engine.remove_lora(7)
+            with pytest.raises(Refusal):
+                await engine.add_lora(LoRARequest("y", 7, str(root / "bad")))
+            engine.error = RuntimeError(str(FULL))
+            with pytest.raises(RuntimeError):
+                await engine.add_lora(LoRARequest("y", 7, str(root / "tenants/two")))
+            await asyncio.sleep(0.001)
+            assert await engine.list_loras() == set()
+            engine.error = None
+            await engine.add_lora(LoRARequest("y", 7, str(root / "tenants/two")))
+            assert await engine.list_loras() == {7}
+            await speaker.say("late")
+
+    asyncio.run(scenario())
+    assert [call for call, _ in engine.calls] == ["add", "add", "chunk"]
+
+
+def test_a_removal_that_waits_for_a_request_sees_the_stream_that_it_is(streamed):
+    engine, adapter = streamed
+    engine.slow = True
+
+    async def scenario() -> None:
+        speaker = Speaker(engine, adapter)
+        opening = asyncio.create_task(speaker.__aenter__())
+        await asyncio.sleep(0)
+        removal = asyncio.create_task(engine.remove_lora(7))
+        await opening
+        assert await removal
+        await speaker.say("one")
+        await speaker.__aexit__()
+
+    asyncio.run(scenario())
+    assert [call for call, _ in engine.calls] == ["add", "chunk", "remove"]
+
+
+def test_a_stream_follows_the_new_version_of_its_adapter(models, root):
+    """Of the server, which removes the old version then."""
+
+    async def scenario() -> None:
+        await models.load("x", root / "one")
+        async with Speaker(models.engine_client, models.lora_requests["x"]) as speaker:
+            await models.load("x", root / "tenants/two", load_inplace=True)
+            await speaker.say("one")
+            await models.unload("x")
+
+    asyncio.run(scenario())
+    assert [call for call in models.engine_client.calls if call[0] != "add"] == [
+        ("remove", 1),
+        ("chunk", ("one", 2)),
+        ("remove", 2),
+    ]
+
+
 def test_a_client_that_goes_away_takes_nobody_along(root):
     """Neither the others that wait for the removal, nor the removal, nor one that the removal waits for."""
     engine = Engine({})
@@ -361,14 +482,15 @@ def test_a_load_whose_caller_is_gone_is_undone(root):
         load = asyncio.create_task(engine.add_lora(adapter))
         while not load.done():  # until the folder was checked, in a thread, and the engine was asked
             await asyncio.sleep(0.001)
-            if front_end_asked():
+            if engine_asked(load):
                 load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
         await asyncio.sleep(0.05)
 
-    def front_end_asked() -> bool:
-        return any(task.get_coro().__qualname__ == "Engine._add" for task in asyncio.all_tasks())
+    def engine_asked(load: asyncio.Task[Any]) -> bool:
+        """The wrapped call has the name of the engine's own."""
+        return any(task.get_coro().__qualname__ == "Engine._add" for task in asyncio.all_tasks() - {load})
 
     asyncio.run(scenario())
     assert [call for call, _ in engine.calls] == ["add", "remove"]

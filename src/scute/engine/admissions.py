@@ -12,12 +12,23 @@ REMEMBERED = 1024
 """How many unloaded adapters are remembered; a request is queued long before that many others are unloaded."""
 
 
+def taken_id(request: LoRARequest) -> ValueError:
+    """What to raise where the id of an adapter is that of another one, which it does not replace."""
+    return ValueError(
+        f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of its own, "
+        "or set load_inplace to replace it."
+    )
+
+
 class Admissions:
     """Of one client.
 
     A request that reaches the engine after the removal of its adapter would have it loaded in the middle of a step. So
     a removal waits for the requests that passed the gate before it, and later ones wait for the removal. Who waits may
     be cancelled, what is waited for may not: others wait for it too.
+
+    A request whose prompt is a stream leaves piece by piece, and nobody knows when. Its adapter is removed once the
+    stream has ended, and nobody waits for that.
     """
 
     def __init__(self) -> None:
@@ -25,6 +36,8 @@ class Admissions:
         self._retired: deque[int] = deque(maxlen=REMEMBERED)
         self._leaving: dict[asyncio.Future[None], LoRARequest] = {}
         self._removals: dict[int, asyncio.Future[None]] = {}
+        self._streams: dict[asyncio.Future[None], LoRARequest] = {}
+        self.put_off: set[int] = set()
 
     @classmethod
     def of(cls, engine: Any) -> "Admissions":
@@ -44,10 +57,7 @@ class Admissions:
         if request.lora_int_id in self._retired:
             raise ValueError(f"The adapter {request.lora_name!r} was unloaded before the request was queued.")
         if request.lora_int_id in {adapter_id for adapter_id, _ in self.admitted}:
-            raise ValueError(
-                f"lora_int_id {request.lora_int_id} is the id of another adapter; give {request.lora_name!r} an id of "
-                "its own, or set load_inplace to replace it."
-            )
+            raise taken_id(request)
 
     def remember(self, request: LoRARequest) -> None:
         self.forget(request.lora_int_id)
@@ -55,6 +65,33 @@ class Admissions:
 
     def forget(self, adapter_id: int) -> None:
         self.admitted -= {key for key in self.admitted if key[0] == adapter_id}
+
+    def recall(self, adapter_id: int) -> bool:
+        """Whether a removal of the adapter was put off, which is forgotten: another takes its place."""
+        is_put_off = adapter_id in self.put_off
+        self.put_off.discard(adapter_id)
+        return is_put_off
+
+    def follow(self, stream: asyncio.Future[None], adapter: LoRARequest) -> None:
+        """Put removals of the adapter off until the stream has ended."""
+        self._streams[stream] = adapter
+
+    def end(self, stream: asyncio.Future[None]) -> list[int]:
+        """The adapters whose removal was put off until now."""
+        del self._streams[stream]
+        due = [adapter_id for adapter_id in self.put_off if not self._is_streamed(adapter_id)]
+        self.put_off.difference_update(due)
+        return due
+
+    def put_off_removal(self, adapter_id: int) -> bool:
+        """Whether the adapter is removed later, because a stream uses it."""
+        if not self._is_streamed(adapter_id):
+            return False
+        self.put_off.add(adapter_id)
+        return True
+
+    def _is_streamed(self, adapter_id: int) -> bool:
+        return any(adapter.lora_int_id == adapter_id for adapter in self._streams.values())
 
     def retire(self, adapter_id: int) -> None:
         """No request may have it admitted again: the server gives the next adapter another id."""

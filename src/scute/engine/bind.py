@@ -19,9 +19,9 @@ def bind() -> None:
     bind_reset()
     bind_rows()
     bind_refusals()
+    bind_prefix_cache()
     bind_removals()
     bind_graphs()
-    bind_prefix_cache()
     bind_front_end()
     bind_observation()
 
@@ -99,15 +99,22 @@ def bind_refusals() -> None:
 
 
 def bind_removals() -> None:
-    """Put the removal of an adapter off until the step after which no request uses it."""
+    """Put the removal of an adapter off until the step after which no request uses it, and load others beside it.
+
+    After the prefix cache, whose keys are by the ids in the engine.
+    """
     from vllm.v1.engine.core import EngineCore
 
     from scute.engine import removals
 
     add, remove, listed = EngineCore.add_lora, EngineCore.remove_lora, EngineCore.list_loras
-    _wrap(EngineCore, "add_lora", removals.add_after_removals(add, remove))
+    make = EngineCore.preprocess_add_request
+    _wrap(EngineCore, "add_lora", removals.add_beside_used(add, remove))
     _wrap(EngineCore, "remove_lora", removals.remove_when_unused(remove))
-    _wrap(EngineCore, "list_loras", removals.list_after_removals(listed, remove))
+    _wrap(EngineCore, "list_loras", removals.list_loaded(listed, remove))
+    _wrap(EngineCore, "pin_lora", removals.pin_loaded(EngineCore.pin_lora))
+    _wrap(EngineCore, "preprocess_add_request", removals.make_with_loaded(make))
+    _wrap(EngineCore, "add_request", removals.queue_with_loaded(EngineCore.add_request))
     _wrap(EngineCore, "post_step", removals.finish_after_steps(EngineCore.post_step, remove))
 
 

@@ -33,8 +33,8 @@ _CLIENTS = frozenset(
     }
 )
 
-_UNDOING: set[asyncio.Future[None]] = set()
-"""Removals of adapters whose callers were cancelled; asyncio itself keeps no task alive."""
+_REMOVING: set[asyncio.Future[None]] = set()
+"""Removals that nobody waits for; asyncio itself keeps no task alive."""
 
 
 def is_front_end() -> bool:
@@ -52,10 +52,12 @@ def bind() -> None:
 
     EngineArgs.create_engine_config = _check_config(EngineArgs.create_engine_config)
     LLMEngine.add_request = _admit_first(LLMEngine.add_request)
+    LLMEngine.add_lora = _remember_admission(LLMEngine.add_lora)
     LLMEngine.remove_lora = _forget_admission(LLMEngine.remove_lora)
     AsyncLLM.add_request = _admit_first_async(AsyncLLM.add_request)
-    AsyncLLM.add_lora = _remember_admission(AsyncLLM.add_lora)
+    AsyncLLM.add_lora = _remember_admission_async(AsyncLLM.add_lora)
     AsyncLLM.remove_lora = _forget_admission_async(AsyncLLM.remove_lora)
+    AsyncLLM.list_loras = _list_kept(AsyncLLM.list_loras)
 
 
 def _check_config(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,10 +110,7 @@ def _admit_first(add_request: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs)
         adapter = _adapter_of(self, bound)
         if adapter is not None and _is_new(self, adapter):
-            check_folder(self.vllm_config, adapter.lora_path)
-            with _refusals():
-                self.add_lora(adapter)
-            Admissions.of(self).remember(adapter)
+            self.add_lora(adapter)
             bound = _as_loaded(bound)
         return add_request(*bound.args, **bound.kwargs)
 
@@ -132,9 +131,24 @@ def _admit_first_async(add_request: Callable[..., Any]) -> Callable[..., Any]:
                 with _refusals():
                     await self.add_lora(adapter)
                 bound = _as_loaded(bound)
-            return await add_request(*bound.args, **bound.kwargs)
+            queue = await add_request(*bound.args, **bound.kwargs)
+            stream = getattr(queue, "_input_stream_task", None)
+            if stream is not None:
+                _follow(self, stream, adapter)
+            return queue
 
     return gated
+
+
+def _follow(engine: Any, stream: asyncio.Future[None], adapter: LoRARequest) -> None:
+    """Of a request whose prompt is a stream, and the task that sends it: keep its adapter until it has ended."""
+
+    def ended(stream: asyncio.Future[None]) -> None:
+        for adapter_id in Admissions.of(engine).end(stream):
+            _remove_alone(engine, adapter_id)
+
+    Admissions.of(engine).follow(stream, adapter)
+    stream.add_done_callback(ended)
 
 
 @contextlib.contextmanager
@@ -151,40 +165,72 @@ def _refusals() -> Iterator[None]:
 
 def _remember_admission(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_lora)
-    async def remembering(self: Any, lora_request: LoRARequest) -> Any:
-        load = loads.current()
-        if load is not None:
-            load.number(lora_request)
-        try:
-            await asyncio.to_thread(check_folder, self.vllm_config, lora_request.lora_path)
-            result = await _finish(self, lora_request, asyncio.ensure_future(add_lora(self, lora_request)))
-        except Exception as error:
-            if load is not None:
-                load.refusal = find_refusal(str(error))
-            raise
-        Admissions.of(self).remember(lora_request)
-        lora_request.load_inplace = False  # whoever keeps it would have every later request load the folder again
+    def remembering(self: Any, lora_request: LoRARequest) -> Any:
+        if _is_new(self, lora_request):
+            check_folder(self.vllm_config, lora_request.lora_path)
+        with _refusals():
+            result = add_lora(self, lora_request)
+        _note(self, lora_request)
         return result
 
     return remembering
 
 
-async def _finish(engine: Any, request: LoRARequest, loading: asyncio.Future[Any]) -> Any:
-    """Wait for a load. The engine finishes one whose caller is gone: then the adapter is removed, or it would stay."""
+def _remember_admission_async(add_lora: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(add_lora)
+    async def remembering(self: Any, lora_request: LoRARequest) -> Any:
+        load = loads.current()
+        if load is not None:
+            load.number(lora_request)
+        try:
+            if _is_new(self, lora_request):
+                await asyncio.to_thread(check_folder, self.vllm_config, lora_request.lora_path)
+            result = await _load(self, lora_request, add_lora)
+        except Exception as error:
+            if load is not None:
+                load.refusal = find_refusal(str(error))
+            raise
+        _note(self, lora_request)
+        return result
+
+    return remembering
+
+
+def _note(engine: Any, request: LoRARequest) -> None:
+    Admissions.of(engine).remember(request)
+    request.load_inplace = False  # whoever keeps it would have every later request load the folder again
+
+
+async def _load(engine: Any, request: LoRARequest, add_lora: Callable[..., Any]) -> Any:
+    """The engine finishes a load whose caller is gone: then the adapter is removed, or it would stay."""
+    admissions = Admissions.of(engine)
+    is_put_off = admissions.recall(request.lora_int_id)
+    request.load_inplace |= is_put_off  # the folder may be another, though the old one is there still
+    loading = asyncio.ensure_future(add_lora(engine, request))
     try:
         return await asyncio.shield(loading)
     except asyncio.CancelledError:
-        if not Admissions.of(engine).has(request):
-            undoing = asyncio.ensure_future(_undo(engine, request.lora_int_id, loading))
-            _UNDOING.add(undoing)
-            undoing.add_done_callback(_UNDOING.discard)
+        if not admissions.has(request):
+            _remove_alone(engine, request.lora_int_id, after=loading)
+        raise
+    except Exception:
+        if is_put_off:
+            _remove_alone(engine, request.lora_int_id)
         raise
 
 
-async def _undo(engine: Any, adapter_id: int, loading: asyncio.Future[Any]) -> None:
-    with contextlib.suppress(Exception):  # of a load that failed there is nothing to undo
-        await loading
-        await engine.remove_lora(adapter_id)
+def _remove_alone(engine: Any, adapter_id: int, after: asyncio.Future[Any] | None = None) -> None:
+    """Remove an adapter while nobody waits. after: its load; of one that failed there is nothing to remove."""
+
+    async def remove() -> None:
+        with contextlib.suppress(Exception):
+            if after is not None:
+                await after
+            await engine.remove_lora(adapter_id)
+
+    removing = asyncio.ensure_future(remove())
+    _REMOVING.add(removing)
+    removing.add_done_callback(_REMOVING.discard)
 
 
 def _forget_admission(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,7 +245,18 @@ def _forget_admission(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
 def _forget_admission_async(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(remove_lora)
     async def forgetting(self: Any, lora_id: int) -> Any:
-        async with Admissions.of(self).removing(lora_id):
-            return await remove_lora(self, lora_id)
+        admissions = Admissions.of(self)
+        async with admissions.removing(lora_id):
+            return admissions.put_off_removal(lora_id) or await remove_lora(self, lora_id)
 
     return forgetting
+
+
+def _list_kept(list_loras: Callable[..., Any]) -> Callable[..., Any]:
+    """Without those whose removal was put off. vLLM's message has made a list of the set."""
+
+    @functools.wraps(list_loras)
+    async def listing(self: Any) -> Any:
+        return set(await list_loras(self)) - Admissions.of(self).put_off
+
+    return listing

@@ -1,4 +1,7 @@
-"""One adapter of a repository on the Hugging Face hub: how large its files are, and the folder they are fetched to."""
+"""One adapter of a repository on the Hugging Face hub: how large its files are, and the folder they are fetched to.
+
+The base model's folder is looked up here too, in a cache that vLLM has filled.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -95,12 +98,17 @@ _list_once = functools.lru_cache(maxsize=256)(_list)
 
 
 def _cached(repository: Repository) -> Path | None:
-    paths = [repository.path_of(file) for file in FILES]
+    snapshot = cached(repository.name, repository.commit, files=[repository.path_of(file) for file in FILES])
+    folder = None if snapshot is None else snapshot / repository.folder
+    return folder if folder is not None and is_complete(folder) else None
+
+
+def cached(name: str, revision: str | None, *, files: list[str] | None = None, cache: str | None = None) -> Path | None:
+    """The folder of a repository in a cache, by default the hub's own, or None. files: those that are asked for."""
     try:
         snapshot = api().snapshot_download(
-            repository.name, revision=repository.commit, allow_patterns=paths, local_files_only=True
+            name, revision=revision, allow_patterns=files, cache_dir=cache, local_files_only=True
         )
     except Exception:  # it is not there, or the name is none
         return None
-    folder = Path(snapshot, repository.folder)
-    return folder if is_complete(folder) else None
+    return Path(snapshot)

@@ -104,7 +104,8 @@ _registered: list[Any] = []
 class Metrics:
     """The metrics of one engine client, for at most `limit` adapters with labels of their own.
 
-    A label is given to whoever is there first, and is free again after `keep`.
+    A label is given to whoever is there first, and is free again at the second `keep` without its adapter: its last
+    figures are seen.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Metrics:
         self._families = {family.name: family.make(registry) for family in FAMILIES}
         self._shown: dict[str, Set[tuple[str, ...]]] = {}
         self._own: set[str] = set()
+        self._gone: set[str] = set()
         self._keeps_series = "PROMETHEUS_MULTIPROC_DIR" in os.environ  # files, which forget nothing
         if registry is not None:
             _registered.extend(self._families.values())
@@ -142,21 +144,22 @@ class Metrics:
         return adapter_name
 
     def keep(self, adapter_names: Set[str]) -> None:
-        """Forget the series of every other adapter, whose labels others may have then."""
+        """Forget the series of every other adapter that the last call did not name either."""
         if self._keeps_series:
             return
-        for gone in self._own - adapter_names:
-            self._own.discard(gone)
-            for name in _COUNTED:
-                self._families[name].remove(self._model_name, gone)
+        gone = self._own - adapter_names
+        for label, name in itertools.product(gone & self._gone, _COUNTED):
+            self._families[name].remove(self._model_name, label)
+        self._own -= gone & self._gone
+        self._gone = gone - self._gone
 
-    def show(self, residency: Residency, names: Mapping[int, str], num_slots: int) -> None:
-        """Set every gauge. names: of adapters by id; one without a name is among the others."""
+    def show(self, residency: Residency, num_slots: int) -> None:
+        """Set every gauge."""
         loaded: Counter[tuple[str, ...]] = Counter()
         info: Counter[tuple[str, ...]] = Counter()
         taken: Counter[tuple[str, ...]] = Counter()
-        for adapter_id, found in residency.adapters.items():
-            label = self.label_of(names.get(adapter_id, OTHER))
+        for found in residency.adapters.values():
+            label = self.label_of(found.name)
             level, pinned, rank = "gpu" if found.is_active else "cpu", str(found.is_pinned).lower(), str(found.rank)
             loaded[label, level, *(("", "") if label == OTHER else (pinned, rank))] += 1
             info[label, found.method] += 1

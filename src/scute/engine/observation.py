@@ -13,6 +13,7 @@ import prometheus_client
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
+from scute.engine.admissions import Admissions
 from scute.engine.metrics import OTHER, Metrics
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
@@ -23,6 +24,9 @@ logger = init_logger("vllm.scute")
 
 PATIENCE_SECONDS = 1.0
 """How long a scrape waits for the engine; it shows the last figures then, and the next scrape the new ones."""
+
+CARD_SECONDS = 10.0
+"""How long model cards wait for the engine, which they do after a load alone."""
 
 _NAME = "_scute_observer"
 
@@ -57,62 +61,55 @@ class Observer:
         if engine.log_stats:
             processor = engine.output_processor
             self._requests = processor.lora_states = CountedRequests(processor.request_states, self._count)
-        self._names: dict[int, str] = {}
-        self._gone: set[int] = set()
         self._residency = Residency({}, {}, 0, 0)
-        self._is_current = False
+        self._loads = 0
+        self._told = -1  # loads when the engine was asked for what is known of it
         self._asking: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
         """Ask the engine, once for all who look at a time, and set the metrics. Raises nothing."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        await asyncio.wait({self._asking}, timeout=PATIENCE_SECONDS)
+        await self._answer(PATIENCE_SECONDS)
 
     async def residents(self) -> Mapping[int, Resident]:
         """The loaded adapters by id, as of the last load or later."""
-        if not self._is_current:
-            await self.refresh()
+        for _ in range(2):  # the engine may have been asked before the load, and not have answered
+            if self._told < self._loads:
+                await self._answer(CARD_SECONDS)
         return self._residency.adapters
-
-    def knows(self, request: LoRARequest) -> bool:
-        """Whether the adapter was loaded before."""
-        return self._names.get(request.lora_int_id) == request.lora_name
 
     def loaded(self, request: LoRARequest, seconds: float, *, is_new: bool) -> None:
         """Note that the engine has the adapter; is_new: it did not have it, or has other weights now."""
-        self._names[request.lora_int_id] = request.lora_name
-        self._gone.discard(request.lora_int_id)
-        self._is_current = False
+        self._loads += 1
         if is_new:
             self.metrics.observe_load(request.lora_name, seconds)
 
+    async def _answer(self, patience: float) -> None:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.wait({self._asking}, timeout=patience)
+
     async def _ask(self) -> None:
-        self._is_current = True
+        loads = self._loads
         try:
+            before = self._residency.adapters
             self._residency = merge(await self._engine.collective_rpc("scute_report"))
-            self._show()
+            self._told = loads
+            self._show(before)
         except Exception as error:  # an engine that is gone must not take down the page that says so
-            self._is_current = False
             logger.debug("No figures of the adapters: %s", error)
 
-    def _show(self) -> None:
+    def _show(self, before: Mapping[int, Resident]) -> None:
+        """before: the adapters of the last report, some of which may be gone."""
+        known = {**before, **self._residency.adapters}
         for adapter_id, count in self._residency.evictions.items():
-            self.metrics.count("scute:adapter_evictions_total", self._names.get(adapter_id, OTHER), count)
+            name = known[adapter_id].name if adapter_id in known else OTHER
+            self.metrics.count("scute:adapter_evictions_total", name, count)
         running: set[str] = set()
         if self._requests is not None:
             self._requests.count_running()
             running = self._requests.names()
-        self._forget_gone()
-        self.metrics.show(self._residency, self._names, self._num_slots)
-        self.metrics.keep(running.union(self._names.values()))
-
-    def _forget_gone(self) -> None:
-        """Names stay for one report more than the adapter, so that its last figures are seen."""
-        gone = self._names.keys() - self._residency.adapters.keys()
-        for adapter_id in gone & self._gone:
-            del self._names[adapter_id]
-        self._gone = gone - self._gone
+        self.metrics.show(self._residency, self._num_slots)
+        self.metrics.keep(running.union(found.name for found in self._residency.adapters.values()))
 
     def _count(self, adapter_name: str, prompt_tokens: int, generation_tokens: int) -> None:
         self.metrics.count("scute:adapter_prompt_tokens_total", adapter_name, prompt_tokens)
@@ -145,7 +142,7 @@ def time_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
         observer = observer_of(self)
         if observer is None:
             return await add_lora(self, lora_request)
-        is_new = lora_request.load_inplace or not observer.knows(lora_request)
+        is_new = lora_request.load_inplace or not Admissions.of(self).has(lora_request)
         start = time.perf_counter()
         try:
             result = await add_lora(self, lora_request)

@@ -1,12 +1,11 @@
 """Keeps cached prefixes of one adapter from answering for the next one under the same name and path.
 
 vLLM keys a prefix on the adapter's name and path. An adapter that is removed and loaded again, or replaced, may hold
-other weights by then: its prefixes are counted by loads. A request keeps the count that it arrived with, so that what
-it computes on the old weights is never found by one that runs on the new.
+other weights by then: its prefixes are counted by loads. Requests that run when another adapter takes their adapter's
+place keep its id in the engine (`removals`), and so its prefixes.
 """
 
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,29 +14,29 @@ _loads: Counter[tuple[str, str]] = Counter()
 """How often this process's engine loaded an adapter, by name and path."""
 
 _versions: dict[int, int] = {}
-"""Which of these loads is the one of an id."""
+"""Which of these loads is the one of an id in the engine."""
 
 
 def bind() -> None:
-    """Wrap the engine core and the hash of its blocks, in the processes that have an engine core."""
-    if "vllm.v1.engine.core" not in sys.modules:
-        return
+    """Wrap the engine core and the hash of its blocks."""
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.add_lora = count_loads(EngineCore.add_lora)
     EngineCore.remove_lora = forget_version(EngineCore.remove_lora)
-    EngineCore.preprocess_add_request = keep_version(EngineCore.preprocess_add_request)
     kv_cache_utils._gen_lora_extra_hash_keys = with_version(kv_cache_utils._gen_lora_extra_hash_keys)
 
 
 def count_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
+    """A call for an adapter that is there is no load."""
+
     @functools.wraps(add_lora)
     def counting(self: Any, lora_request: Any) -> Any:
         result = add_lora(self, lora_request)
-        name = lora_request.lora_name, lora_request.lora_path
-        _loads[name] += 1
-        _versions[lora_request.lora_int_id] = _loads[name]
+        if lora_request.load_inplace or lora_request.lora_int_id not in _versions:
+            name = lora_request.lora_name, lora_request.lora_path
+            _loads[name] += 1
+            _versions[lora_request.lora_int_id] = _loads[name]
         return result
 
     return counting
@@ -52,32 +51,13 @@ def forget_version(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
     return forgetting
 
 
-def keep_version(preprocess: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(preprocess)
-    def keeping(self: Any, request: Any) -> Any:
-        made, wave = preprocess(self, request)
-        made.scute_version = _version_of(made)
-        return made, wave
-
-    return keeping
-
-
 def with_version(generate_keys: Callable[..., Any]) -> Callable[..., Any]:
-    """A first load keeps vLLM's own keys."""
+    """A first load keeps vLLM's own keys. An adapter that is not known shares prefixes with nobody."""
 
     @functools.wraps(generate_keys)
     def generating(request: Any) -> Any:
         keys = generate_keys(request)
-        version = _version_of(request) if keys else 1
+        version = _versions.get(request.lora_request.lora_int_id, request.request_id) if keys else 1
         return keys if version == 1 else [(*key, version) for key in keys]
 
     return generating
-
-
-def _version_of(request: Any) -> int | str:
-    """The name of the request itself where its adapter is not known: then it shares prefixes with nobody."""
-    kept: int | str | None = getattr(request, "scute_version", None)
-    if kept is not None or request.lora_request is None:
-        return kept or 1
-    version = _versions.get(request.lora_request.lora_int_id)
-    return request.request_id if version is None else version

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 class Resident:
     """One admitted adapter.
 
-    rank: the largest of its factors, own or shared, 0 without any. disk_bytes: of its file. host_bytes: of its packed
-    form, summed over the ranks; as many are in the arenas while it is active.
+    name: of the request that it was loaded for. rank: the largest of its factors, own or shared, 0 without any.
+    disk_bytes: of its file. host_bytes: of its packed form, summed over the ranks; as many are in the arenas
+    while it is active.
     """
 
+    name: str
     method: str
     rank: int
     disk_bytes: int
@@ -43,13 +45,15 @@ class Residency:
     host_bytes: int
 
 
-def report(manager: "ScuteModelManager") -> dict[str, Any]:
+def report(manager: "ScuteModelManager", names: Mapping[int, str]) -> dict[str, Any]:
     """What one rank holds, in numbers and strings alone, which is what vLLM's messages between processes carry.
 
-    It hands over the evictions and counts from zero again, so that whoever asks may add them up.
+    names: of its adapters by id. It hands over the evictions and counts from zero again, so that whoever asks may add
+    them up.
     """
+    is_active, is_pinned = manager.is_active, manager.is_pinned
     adapters = [
-        (i, p.method, _rank(manager, p), p.file_bytes, p.buffer.nbytes, manager.is_active(i), manager.is_pinned(i))
+        (i, names[i], p.method, _rank(manager, p), p.file_bytes, p.buffer.nbytes, is_active(i), is_pinned(i))
         for i, p in manager.store.adapters().items()
     ]
     return {
@@ -64,11 +68,11 @@ def merge(reports: Sequence[Mapping[str, Any]]) -> Residency:
     """One engine from the reports of its ranks, the first of which counts the evictions."""
     adapters: dict[int, Resident] = {}
     for each in reports:
-        for adapter_id, method, rank, disk, host, is_active, is_pinned in each["adapters"]:
+        for adapter_id, name, method, rank, disk, host, is_active, is_pinned in each["adapters"]:
             before = adapters.get(adapter_id)
             if before is not None:
                 rank, host = max(rank, before.rank), host + before.host_bytes
-            adapters[adapter_id] = Resident(method, rank, disk, host, is_active, is_pinned)
+            adapters[adapter_id] = Resident(name, method, rank, disk, host, is_active, is_pinned)
     return Residency(
         adapters=adapters,
         evictions=dict(reports[0]["evictions"]),

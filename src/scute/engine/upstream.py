@@ -62,6 +62,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCore.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.core:EngineCore.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.core:EngineCore.list_loras": ("self",),
+    "vllm.v1.engine.core:EngineCore.pin_lora": ("self", "lora_id"),
+    "vllm.v1.engine.core:EngineCore.add_request": ("self", "request", "request_wave"),
+    "vllm.v1.request:Request.update_block_hashes": ("self",),
     "vllm.v1.engine.core:EngineCore.post_step": ("self", "model_executed"),
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("self", "request"),
     "vllm.lora.resolver:LoRAResolver.resolve_lora": ("self", "base_model_name", "lora_name"),
@@ -89,6 +92,7 @@ FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.llm_engine:LLMEngine.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora": ("self", "lora_id"),
+    "vllm.v1.engine.async_llm:AsyncLLM.list_loras": ("self",),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self", "usage_context", "headless"),
     "vllm.v1.engine.llm_engine:LLMEngine.add_request": (
         "self",
@@ -147,11 +151,14 @@ USES: dict[str, str] = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": "LoraState",
     "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.set_active_loras": "make_lora_inputs",
     "vllm.v1.engine.core:EngineCoreProc._process_engine_step": "post_step",
+    "vllm.v1.engine.core:EngineCoreProc._handle_client_request": "add_request",
+    "vllm.v1.request:Request.update_block_hashes": "block_hashes",
 }
 """Functions of vLLM that must still name what Scute rebinds or overrides; else the binding would go unnoticed."""
 
 
 FRONT_END_USES: dict[str, str] = {
+    "vllm.v1.engine.async_llm:AsyncLLM._add_streaming_input_request": "_input_stream_task",
     "vllm.entrypoints.serve.instrumentator:register_instrumentator_api_routers": "attach_router",
     "vllm.v1.metrics.stats:IterationStats.update_from_events": "request_running",
     "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_output": "lora_states",
@@ -180,16 +187,20 @@ BOUND = (
     "vllm.v1.engine.core:EngineCore.add_lora",
     "vllm.v1.engine.core:EngineCore.remove_lora",
     "vllm.v1.engine.core:EngineCore.list_loras",
+    "vllm.v1.engine.core:EngineCore.pin_lora",
+    "vllm.v1.engine.core:EngineCore.add_request",
     "vllm.v1.engine.core:EngineCore.post_step",
     "vllm.v1.engine.core:EngineCore.preprocess_add_request",
     "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
     "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+    "vllm.v1.engine.llm_engine:LLMEngine.add_lora",
     "vllm.v1.engine.llm_engine:LLMEngine.add_request",
     "vllm.v1.engine.llm_engine:LLMEngine.remove_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.__init__",
     "vllm.v1.engine.async_llm:AsyncLLM.add_request",
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora",
+    "vllm.v1.engine.async_llm:AsyncLLM.list_loras",
     f"{_MODELS}.__init__",
     f"{_MODELS}.load_lora_adapter",
     f"{_MODELS}.unload_lora_adapter",

@@ -21,9 +21,12 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
         super().__init__(*args, **kwargs)
         self._running: set[int] = set()  # adapters of the last step
         self._version = -1  # of the slots after the last step
+        self._names: dict[int, str] = {}
 
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
-        return self._adapter_manager.lora_model_of(lora_request)
+        model = self._adapter_manager.lora_model_of(lora_request)
+        self._names[lora_request.lora_int_id] = lora_request.lora_name
+        return model
 
     def _apply_adapters(self, lora_requests: Iterable[LoRARequest]) -> None:
         """In order of id: a set of names iterates differently on every rank, and admission is a collective."""
@@ -61,6 +64,7 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
 
     def remove_adapter(self, adapter_id: int) -> bool:
         self._adapter_manager.store.drop(adapter_id)
+        self._names.pop(adapter_id, None)
         return super().remove_adapter(adapter_id)
 
     def force_routes(self, *, shared: bool, rotation: bool) -> None:
@@ -68,7 +72,7 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
 
     def report(self) -> dict[str, Any]:
         """What the adapters of this rank hold, as `residency.merge` takes it."""
-        return residency.report(self._adapter_manager)
+        return residency.report(self._adapter_manager, self._names)
 
     def readmit(self) -> None:
         """Compile DoRA adapters again: the base weights, and so their scales, have changed."""
