@@ -14,12 +14,13 @@ from vllm.lora.model_manager import AdapterLRUCache
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 
+from scute.engine import model_manager
 from scute.engine.arena import Arena
 from scute.engine.model_manager import ScuteModelManager
 from scute.engine.packing import PackedAdapter, lay_out
 from scute.engine.pieces import SliceSlots
 from scute.engine.rows import RowMapping, RowState, with_every_version
-from scute.engine.slots import ActiveSlots
+from scute.engine.slots import BASE_ID, ActiveSlots
 from scute.engine.store import HostStore
 from scute.engine.worker_manager import ScuteWorkerManager
 from scute.errors import Code, Refusal
@@ -108,6 +109,15 @@ def test_an_adapter_in_use_is_not_evicted_for_another(run):
     run(runner, [1, 4])
     run(runner, [1, 5])
     assert runner.manager.lora_index_to_id[slot] == 1
+
+
+def test_evictions_that_nobody_asks_for_take_no_room(run, monkeypatch):
+    monkeypatch.setattr(model_manager, "MOST_NAMED", 3)
+    runner = Runner(1, 6)
+    for adapter_id in [1, 2, 3, 4, 5, 6]:
+        run(runner, [adapter_id])
+    assert runner.manager.take_evictions() == {BASE_ID: 4, 5: 1}
+    assert runner.manager.take_evictions() == {}
 
 
 def test_the_same_rows_keep_their_plan(run, monkeypatch):

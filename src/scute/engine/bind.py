@@ -98,6 +98,13 @@ def bind_refusals() -> None:
     _wrap(Executor, "add_lora", refusals.raise_answered_refusal(Executor.add_lora))
 
 
+def bind_prefix_cache() -> None:
+    """Key cached prefixes on the load of an adapter too, not on its name and path alone."""
+    from scute.engine import prefix_cache
+
+    prefix_cache.bind()
+
+
 def bind_removals() -> None:
     """Put the removal of an adapter off until the step after which no request uses it, and load others beside it.
 
@@ -123,13 +130,6 @@ def bind_graphs() -> None:
     from scute.engine import graphs
 
     graphs.bind()
-
-
-def bind_prefix_cache() -> None:
-    """Key cached prefixes on the load of an adapter too, not on its name and path alone."""
-    from scute.engine import prefix_cache
-
-    prefix_cache.bind()
 
 
 def bind_front_end() -> None:

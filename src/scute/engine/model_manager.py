@@ -27,13 +27,16 @@ from scute.engine.options import Options
 from scute.engine.packing import PackedAdapter
 from scute.engine.pairs import SharedPairs
 from scute.engine.placement import index_places
-from scute.engine.slots import ActiveSlots
+from scute.engine.slots import BASE_ID, ActiveSlots
 from scute.engine.store import HostStore, half_of_memory_gib
 from scute.errors import Code, Incompatible, Refusal
 from scute.kernels.plan import UNBOUNDED, BatchPlan
 from scute.kernels.routes import UNIT_BYTES, Route
 
 logger = init_logger("vllm.scute")
+
+MOST_NAMED = 10_000
+"""Adapters whose evictions are counted one by one until somebody asks; beyond, they count as those of nobody."""
 
 
 class ScuteModelManager(LRUCacheLoRAModelManager):
@@ -42,7 +45,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config = kwargs["vllm_config"]
         self.options = Options.read(vllm_config)
-        self.base_model = base_model_of(vllm_config.model_config)
+        self.base_model = base_model_of(vllm_config.model_config, vllm_config.load_config.download_dir)
         self.uses_mla = vllm_config.model_config.use_mla
         self._memory_share = vllm_config.cache_config.gpu_memory_utilization
         self.pipeline_parallel = vllm_config.parallel_config.pipeline_parallel_size > 1
@@ -262,6 +265,8 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
         active = set(self._active_adapters.order)
         result = remove()
         self._evictions.update(active.difference(self._active_adapters.order))
+        if len(self._evictions) > MOST_NAMED:  # where nobody asks
+            self._evictions = Counter({BASE_ID: self._evictions.total()})
         return result
 
     def set_adapter_mapping(self, mapping: LoRAMapping) -> None:
