@@ -1,6 +1,7 @@
 """A whole layer: rotation, base GEMM, shrink and expand, in the launches that its batch gets."""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -63,16 +64,19 @@ def test_linear(spec: Spec, dtype: torch.dtype):
     assert_same_bits(y[real], launch.linear(*case.linear_args())[real])
 
 
+@pytest.mark.parametrize(("rows", "slots"), [(30, range(8)), (258, range(8))], ids=["decode", "prefill"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    """Its adapter's chunks are elsewhere in the list then, beside those of other adapters."""
+def test_a_row_does_not_depend_on_the_others(
+    dtype: torch.dtype, rows: int, slots: Sequence[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Its adapter's chunks are elsewhere in the list then, beside those of other adapters, some of longer ranks."""
     # The interpreter multiplies by BLAS, where the order of a row's sum may follow from its place in the tile.
     monkeypatch.setattr(np, "matmul", partial(np.einsum, "...ij,...jk->...ik"))
-    spec = Spec("alone", 64, (32, 16), TOGETHER[0].adapters[:8], batch(30, 8, 2), pair_ranks=(5, 40))
+    spec = Spec("alone", 64, (32, 16), TOGETHER[0].adapters[:8], batch(rows, 8, 2), pair_ranks=(5, 40))
     full = build(spec, dtype)
     full.weight.zero_()  # so may the library's GEMM
     y = launch.linear(*full.linear_args())
-    for slot in range(8):
+    for slot in slots:
         kept = [row for row, owner in enumerate(spec.slot_of_token) if owner == slot]
         alone = replace(spec, slot_of_token=tuple(o if o == slot else -1 for o in spec.slot_of_token))
         case = build(alone, dtype)
