@@ -69,8 +69,9 @@ STOCK = EngineKind("stock", loras=20)
 STOCK_TUNED = EngineKind("stock-tuned", loras=20, restricted=True, tuned=True)
 # Stock with the head left out alone: says how much of the difference the configurations make.
 STOCK_RESTRICTED = EngineKind("stock-restricted", loras=20, restricted=True)
-SCUTE = EngineKind("scute", loras=20, scute=True)
-SCUTE_LORA = EngineKind("scute-lora", loras=20, scute=True, options={"rotation_width": 0, "shared_pairs": 0})
+# Room for every pool: five adapters of rank 256 are 6.3 GiB.
+SCUTE = EngineKind("scute", loras=20, scute=True, options={"adapter_memory_gib": 10})
+SCUTE_LORA = replace(SCUTE, name="scute-lora", options={"rotation_width": 0, "shared_pairs": 0})
 
 ENGINES: Mapping[str, EngineKind] = {
     engine.name: engine
@@ -85,7 +86,6 @@ ENGINES: Mapping[str, EngineKind] = {
         replace(STOCK_TUNED, name="stock-tuned-64", rank=64),
         replace(STOCK, name="stock-256", rank=256),
         replace(STOCK_TUNED, name="stock-tuned-256", rank=256),
-        replace(SCUTE, name="scute-256", rank=256, options={"adapter_memory_gib": 8}),
     ]
 }
 

@@ -55,6 +55,13 @@ TUNED = ("stock-tuned/lora",)
 MIXES = ("scute/lora", "scute/own", "scute/base")
 CONVERSIONS = ("scute/own", "stock-256/converted", "stock-tuned-256/converted")
 
+_BOUNDS = (
+    Block(_cells(["five-methods"], BURSTS[:1], ("base/base", *TUNED, "stock-tuned-256/converted", *MIXES)), 3),
+    # A stream of prompts takes a second, and the host decides how its first step is packed.
+    Block(_cells(["five-methods"], BURSTS[1:], ("base/base", *TUNED, *MIXES)), 9),
+    Block(_cells(_growing("vera", "ia3"), ["decode:burst"], ("scute/own",), each=None), 2),
+)
+
 PLANS: Mapping[str, Plan] = {
     # Table 4 and its base line, then other pools and loads of Table A8 and of Figure 3.
     "pools": (
@@ -64,18 +71,18 @@ PLANS: Mapping[str, Plan] = {
         Block(_cells(["five-methods"], ["decode:burst:zipf", "decode:32", "prefill:32"], (*LORA_ONLY, "scute/own")), 3),
     ),
     # What issue 3 bounds, beside stock as shipped, in as few engines as one GPU holds at once.
-    "bounds": (
-        Block(_cells(["five-methods"], BURSTS[:1], ("base/base", *TUNED, "stock-tuned-256/converted", *MIXES)), 3),
-        # A stream of prompts takes a second, and the host decides how its first step is packed.
-        Block(_cells(["five-methods"], BURSTS[1:], ("base/base", *TUNED, *MIXES)), 9),
-        Block(_cells(_growing("vera", "ia3"), ["decode:burst"], ("scute/own",), each=None), 2),
+    "bounds": _BOUNDS,
+    # The same and every other pool and load that these engines can serve; 11 minutes on one H200.
+    "figures": (
+        *_BOUNDS,
+        Block(_cells(["five-methods"], ["decode:burst:zipf", "decode:32", "prefill:32"], (*TUNED, *MIXES[:2])), 2),
+        Block(_cells(["without-vera"], BURSTS, ("base/base", *TUNED, "scute/own")), 2),
+        Block(_cells(["mixed-ranks"], BURSTS, ("stock-tuned-256/own", "scute/own")), 2),
     ),
     # Table 4's conversions.
     "conversions": (Block(_cells(["five-methods"], BURSTS, CONVERSIONS), 3),),
     # Ranks that stock pads.
-    "mixed-ranks": (
-        Block(_cells(["mixed-ranks"], BURSTS, ("scute-256/own", "stock-256/own", "stock-tuned-256/own")), 3),
-    ),
+    "mixed-ranks": (Block(_cells(["mixed-ranks"], BURSTS, ("scute/own", "stock-256/own", "stock-tuned-256/own")), 3),),
     # The same with VeRA at rank 64, and without VeRA.
     "conversions-64": (
         Block(

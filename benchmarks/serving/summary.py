@@ -42,9 +42,7 @@ COMPARISONS = (
     Comparison("without-vera", "scute/own", "stock/lora", f"{FOUR} / plain LoRA in vLLM as shipped"),
     Comparison("five-methods", "scute/lora", "stock-tuned/lora", "Plain LoRA, 20 tenants / the same in vLLM, tuned"),
     Comparison("five-methods", "scute/lora", "stock/lora", "Plain LoRA, 20 tenants / the same in vLLM as shipped"),
-    Comparison(
-        "mixed-ranks", "scute-256/own", "stock-tuned-256/own", "LoRA of ranks 8 to 256 / the same in vLLM, tuned"
-    ),
+    Comparison("mixed-ranks", "scute/own", "stock-tuned-256/own", "LoRA of ranks 8 to 256 / the same in vLLM, tuned"),
     Comparison("five-methods", "scute/base", "base/base", "Base rows alone / base model without LoRA"),
     Comparison(
         "five-methods", "stock-tuned-256/converted", "scute/own", f"{FIVE}, converted, in vLLM, tuned / as they are"
