@@ -121,7 +121,7 @@ def kernels(size: int, slices: int, aligned: bool):
         yield f"rotate {height}", rotate, {"PDL": True, "HEIGHT": height, **turn}, 4
         yield f"copy and rotate {height}", copy_and_rotate, {"PDL": True, "HEIGHT": height, "COPY_ROWS": 32, **turn}, 4
     yield "gemm", fused_gemm, common | {
-        "HAS_BIAS": False, "ALIGNED": aligned, "STAGES": gemm.stages,
+        "HAS_BIAS": False, "ALIGNED": aligned, "STAGES": gemm.stages, "SPLITS": 2,
         "BLOCK_M": gemm.rows, "BLOCK_N": gemm.outer, "BLOCK_K": gemm.inner,
     }, gemm.warps  # fmt: skip
 

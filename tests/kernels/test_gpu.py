@@ -6,7 +6,10 @@ import pytest
 import torch
 from kernel_cases import NAN, Adapter, Spec, Truth, assert_same_bits, assert_true, batch, build, mixed_pool
 
-from scute.kernels import ops  # noqa: F401 - registers torch.ops.scute
+from scute.kernels import (
+    ops,  # noqa: F401 - registers torch.ops.scute
+    sizes,
+)
 from scute.kernels.plan import UNBOUNDED
 
 pytestmark = [
@@ -57,9 +60,11 @@ def test_rotate(spec: Spec, dtype: torch.dtype):
     assert_same_bits(out[:, -spec.padding :], case.x[-spec.padding :].expand(len(spec.slices), -1, -1))
 
 
-@pytest.mark.parametrize("tokens", [8, 40, 64, 65, 256, 300])
-def test_linear_with_everything(tokens: int):
-    """Rotation, base GEMM, shrink and expand as one layer launches them, in a graph too."""
+@pytest.mark.parametrize(("tokens", "splits"), [(8, 1), (40, 1), (40, 3), (64, 1), (65, 1), (256, 1), (300, 1)])
+def test_linear_with_everything(tokens: int, splits: int, monkeypatch: pytest.MonkeyPatch):
+    """Rotation, base GEMM, shrink and expand as one layer launches them, in a graph too. splits: of the GEMM's sums."""
+    rule = sizes.gemm_blocks
+    monkeypatch.setattr(sizes, "gemm_blocks", lambda *asked: rule(*asked)._replace(splits=splits))
     everything = (*POOL[:8], Adapter(widths=(32, 32, 32)), Adapter(ranks=(8, 8, 8), scale=True, widths=(32, 0, 32)))
     spec = Spec("layer", 4096, QKV, everything, batch(tokens - 2, 10), padding=2, pair_ranks=(64, 256), in_offset=16)
     case = build(spec, torch.float16)

@@ -23,7 +23,8 @@ from kernel_cases import (
     build,
 )
 
-from scute.kernels import launch, launch_decode, launch_rotate
+from scute.kernels import launch, launch_decode, launch_rotate, sizes
+from scute.kernels.blocks import GemmBlocks
 
 # Triton's interpreter multiplies the bits of bfloat16.
 DTYPES = [torch.float16, torch.float32, *([torch.bfloat16] if torch.cuda.is_available() else [])]
@@ -84,35 +85,46 @@ def test_a_row_does_not_depend_on_the_others(
         assert_same_bits(launch.linear(*case.linear_args())[kept], y[kept])
 
 
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("spec", [s for s in SPECS if len(s.slices) > 1 and any(a.widths for a in s.adapters)], ids=str)
-def test_the_shrink_beside_one_gemm_over_all_slices(spec: Spec, monkeypatch: pytest.MonkeyPatch):
+def test_the_shrink_beside_one_gemm_over_all_slices(spec: Spec, splits: int, monkeypatch: pytest.MonkeyPatch):
     """As on a Hopper; there the two also overlap."""
     apart = build(spec, torch.float16)
     expected = launch.linear(*apart.linear_args())
+    small = GemmBlocks(16, 16, 16, 4, 2, splits)
+    monkeypatch.setattr(sizes, "gemm_blocks", lambda *_: small)
     monkeypatch.setattr(launch_rotate, "has_fused_gemm", lambda x, slots: 0 < x.shape[0] <= 64 and slots.slices > 1)
     case = build(spec, torch.float16)
     y = launch.linear(*case.linear_args())
     real = slice(0, len(spec.slot_of_token))
     torch.testing.assert_close(y[real], expected[real], rtol=2e-3, atol=2e-3)
+    assert_same_bits(y[real], launch.linear(*case.linear_args())[real])
+    assert not case.plan.gemm_arrivals.any()
 
 
 def test_the_shrink_beside_the_gemm_is_not_given_the_memory_of_its_inputs(monkeypatch: pytest.MonkeyPatch):
     spec = next(s for s in TOGETHER if len(s.slices) > 1)
     inputs: list[weakref.ref[torch.Tensor]] = []
-    rotate, shrink = launch_rotate.rotate, launch_decode.shrink
+    rotate, fused_linear, shrink = launch_rotate.rotate, launch_rotate.fused_linear, launch_decode.shrink
 
     def watched_rotate(*arguments: Any) -> torch.Tensor:
         rotated = rotate(*arguments)
         inputs.append(weakref.ref(rotated))
         return rotated
 
+    def watched_gemm(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        y, partial = fused_linear(*arguments)
+        inputs.append(weakref.ref(partial))
+        return y, partial
+
     def watched_shrink(*arguments: Any, beside_gemm: bool = False) -> Any:
         assert beside_gemm
-        assert inputs[-1]() is not None
+        assert [ref() is not None for ref in inputs] == [True, True]
         return shrink(*arguments, beside_gemm=beside_gemm)
 
     monkeypatch.setattr(launch_rotate, "has_fused_gemm", lambda _x, slots: slots.slices > 1)
     monkeypatch.setattr(launch_rotate, "rotate", watched_rotate)
+    monkeypatch.setattr(launch_rotate, "fused_linear", watched_gemm)
     monkeypatch.setattr(launch_decode, "shrink", watched_shrink)
     case = build(spec, torch.float16)
     launch.linear(*case.linear_args())

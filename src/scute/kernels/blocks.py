@@ -63,13 +63,14 @@ class RotateBlocks(NamedTuple):
 
 
 class GemmBlocks(NamedTuple):
-    """rows, outer, inner: rows and columns of y, and columns of x, at a time."""
+    """rows, outer, inner: rows and columns of y, and columns of x, at a time. splits: programs that share these out."""
 
     rows: int
     outer: int
     inner: int
     warps: int
     stages: int
+    splits: int = 1
 
 
 def decode_blocks(in_features: int, out_features: int, shared_rank: int, element_size: int) -> DecodeBlocks:

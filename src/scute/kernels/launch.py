@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from scute.kernels import launch_decode, launch_prefill, launch_rotate
 from scute.kernels.arguments import unpack
+from scute.kernels.gemm import sliced_linear
 from scute.kernels.plan import SMALL_TILE, tile_height
 from scute.kernels.routes import Route
 
@@ -19,13 +20,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: object) -
         y = launch_rotate.rotated_gemms(x, weight, bias, slots, plan)
         adapt(y, x, *arguments)
     elif launch_rotate.has_fused_gemm(x, slots):
-        inputs = launch_rotate.rotate(x, slots, plan)  # kept: the shrink must not be given their memory beside the GEMM
-        y = launch_rotate.gemms(inputs, weight, bias, slots)
+        # Both are kept: the shrink beside the GEMM must not be given their memory.
+        inputs = launch_rotate.rotate(x, slots, plan)
+        y, _partial = launch_rotate.fused_linear(inputs, weight, bias, slots, plan)
         shrunk = launch_decode.shrink(x, slots, plan, beside_gemm=True)
         launch_decode.expand(y, shrunk, slots, plan)
     else:
         inputs, shrunk = launch_decode.rotate_with_shrink(x, slots, plan)
-        y = launch_rotate.gemms(inputs, weight, bias, slots)
+        y = sliced_linear(inputs, weight, bias, slots.slice_starts)
         launch_decode.expand(y, shrunk, slots, plan)
     return y
 

@@ -37,20 +37,13 @@ def rotate(x: Tensor, slots: Slots, plan: BatchPlan) -> Tensor:
 def rotated_gemms(x: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: BatchPlan) -> Tensor:
     """The rotation and the base GEMMs of a large batch."""
     if x.shape[0] <= TOGETHER_TOKENS:
-        return gemms(rotate(x, slots, plan), weight, bias, slots)
+        return sliced_linear(rotate(x, slots, plan), weight, bias, slots.slice_starts)
     return sliced_linear(_inputs_in_turn(x, slots, plan), weight, bias, slots.slice_starts)
 
 
 def has_fused_gemm(x: Tensor, slots: Slots) -> bool:
-    """Whether `gemms` is one launch for inputs like x [T, in]."""
+    """Whether one GEMM over all slices beats one a slice, for inputs like x [T, in]."""
     return slots.slices > 1 and x.shape[0] <= FUSED_GEMM_TOKENS and is_roomy(x)
-
-
-def gemms(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
-    """[T, out] of inputs [slices, T, in]."""
-    if has_fused_gemm(inputs[0], slots):
-        return _fused_linear(inputs, weight, bias, slots)
-    return sliced_linear(inputs, weight, bias, slots.slice_starts)
 
 
 def _inputs_in_turn(x: Tensor, slots: Slots, plan: BatchPlan) -> Iterator[Tensor]:
@@ -127,16 +120,23 @@ def _sizes(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[RotateBlocks, int,
     return sizes.rotate_blocks(x.shape[1], slots.rotation_width, x.element_size()), height, tiles
 
 
-def _fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
-    """As `sliced_linear`, in one launch."""
+def fused_linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: BatchPlan
+) -> tuple[Tensor, Tensor]:
+    """As `sliced_linear`, in one launch; and its partial sums, which are its own until a launch has waited for it."""
     _, tokens, in_features = inputs.shape
     y = torch.empty(tokens, weight.shape[0], dtype=inputs.dtype, device=inputs.device)
     blocks = sizes.gemm_blocks(tokens, weight.shape[0], inputs.element_size())
-    fused_gemm[(column_blocks(slots, blocks.outer), ceil_div(tokens, blocks.rows))](
+    grid = column_blocks(slots, blocks.outer), ceil_div(tokens, blocks.rows)
+    splits = blocks.splits if grid[0] * grid[1] <= plan.gemm_arrivals.numel() else 1
+    partial = torch.empty(splits * y.numel() if splits > 1 else 0, dtype=torch.float32, device=y.device)
+    fused_gemm[(*grid, splits)](
         y,
         inputs,
         weight,
         weight if bias is None else bias,
+        partial,
+        plan.gemm_arrivals,
         tuple(slots.slice_starts),
         tokens,
         in_features,
@@ -148,9 +148,10 @@ def _fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Sl
         BLOCK_M=blocks.rows,
         BLOCK_N=blocks.outer,
         BLOCK_K=blocks.inner,
+        SPLITS=splits,
         STAGES=blocks.stages,
         num_warps=blocks.warps,
         num_stages=1,
         **launch_options(inputs),
     )
-    return y
+    return y, partial

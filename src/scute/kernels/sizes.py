@@ -31,7 +31,7 @@ and the row's bits would depend on the others of its batch."""
 WITH_A_PAIR = frozenset({"expand_registers"})
 """Fields that an entry may set for some `shared_rank` beside those of the pair itself: they change no sum."""
 
-ANY_SIZE = frozenset({"split_width", "shared_splits", "steps", "expand_registers"})
+ANY_SIZE = frozenset({"split_width", "shared_splits", "splits", "steps", "expand_registers"})
 """Fields that need be no power of two; every field that names stages is another."""
 
 _logger = logging.getLogger(__name__)
