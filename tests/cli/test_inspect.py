@@ -150,6 +150,15 @@ def test_an_output_head_is_served_by_no_engine(base, tmp_path):
     assert (predicted.exit_code, "module.unsupported" in predicted.output) == (1, True)
 
 
+def test_a_rank_that_no_engine_serves_is_refused(base, tmp_path):
+    """Though a conversion takes it."""
+    folder = write_adapter(base, "lora-r3", tmp_path / "long", r=513)
+    (found,) = json.loads(scute("inspect", folder, "--base", base, "--json").output)
+    (reason,) = found["reasons"]
+    assert (found["served"], reason["code"]) == (False, "capacity.rank")
+    assert "512" in reason["sentence"]
+
+
 def test_dead_tensors_and_nan_are_found_in_the_values(copy_of, base):
     folder, b = copy_of("lora-r3"), f"base_model.model.{Q}.lora_B.weight"
     rewrite(folder, change=lambda t: t | {b: torch.zeros_like(t[b])})

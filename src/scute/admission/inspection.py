@@ -16,12 +16,13 @@ from scute.admission.compile import check_alone, find_form
 from scute.admission.compiled.manifest import MANIFEST_FILE, SourceEntry, is_compiled, read_manifest, tensor_file
 from scute.admission.description import Description, describe
 from scute.admission.deviation import Deviation, deviations
+from scute.admission.methods.lora import MAX_RANK
 from scute.admission.methods.registry import method_of
 from scute.admission.reasons import Reasons
 from scute.admission.targets import refuse_output_head
 from scute.admission.tensors import CONFIG_FILE, PICKLE_FILE, TENSOR_FILE
 from scute.algebra.form import AdapterForm
-from scute.errors import Refusal, printable
+from scute.errors import Code, Refusal, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,16 @@ def _served(form: AdapterForm | None, base: BaseModel, reasons: Reasons) -> Adap
     """The form, unless no engine serves what it adapts, however it was started."""
     if form is not None:
         reasons.attempt(refuse_output_head, form.members, base)
+        reasons.attempt(_refuse_long_ranks, form)
     return None if reasons.found else form
+
+
+def _refuse_long_ranks(form: AdapterForm) -> None:
+    if form.max_rank > MAX_RANK:
+        raise Refusal(
+            Code.CAPACITY_RANK,
+            f"it has rank {form.max_rank}, and an engine serves at most {MAX_RANK}; convert it with scute convert.",
+        )
 
 
 def adapters_in(paths: Iterable[Path]) -> Iterator[Path]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from vllm.config.lora import LoRAConfig
 
+from scute.admission.methods.lora import MAX_RANK
 from scute.engine.pieces import SliceSlots
 from scute.kernels.routes import units_of
 
 DUMMY_RANK = 8
 """Largest rank of a warm-up dummy, as vLLM makes them."""
-MOST_RANK = 512
-"""Largest rank of an adapter, the most that vLLM's --max-lora-rank may be."""
 LEAST_SHARE = 64
 """Without a --max-lora-rank, one part in so many of the engine's memory is for adapters, if not more."""
 
@@ -74,7 +73,7 @@ class Limits:
 
 def largest_rank(max_lora_rank: int) -> int:
     """Of an adapter. vLLM cannot say whether the flag was given: its default is no limit, any other value is one."""
-    return MOST_RANK if max_lora_rank == LoRAConfig().max_lora_rank else max_lora_rank
+    return MAX_RANK if max_lora_rank == LoRAConfig().max_lora_rank else max_lora_rank
 
 
 def largest_batch(units: Iterable[int], slots: int) -> int:

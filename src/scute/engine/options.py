@@ -20,7 +20,7 @@ class Options(BaseModel):
     """Limits that vLLM has no flag for; everything else follows vLLM's own LoRA flags.
 
     adapter_memory_gib: device memory of a rank for the adapters of a batch. If not given, it is what `max_loras`
-    adapters of one method need at the other limits.
+    adapters of one method need at the other limits, and without a `max_lora_rank` at least 1/64 of the engine's memory.
     rotation_width: widest block of an input transform R (OFT's `oft_block_size`); 0 refuses OFT, and (IA)3 on the
     inputs of a feed-forward that is not gated.
     shared_pairs: how many different pairs of shared factors (VeRA projections) may be resident; 0 refuses VeRA.

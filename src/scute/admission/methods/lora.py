@@ -28,6 +28,8 @@ from scute.errors import Code, Refusal
 
 HARMLESS_INITS = ("true", "gaussian", "eva", "orthogonal", "mica")
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
+MAX_RANK = 512
+"""Largest rank that an engine serves, and the most that vLLM's --max-lora-rank may be; conversions take any."""
 Value = TypeVar("Value")
 
 
