@@ -3,6 +3,8 @@
     python3 benchmarks/kernels.py --out kernels.jsonl --tuned FOLDER --routes     # on the GPU
     python3 benchmarks/kernels.py --dry --out /tmp/kernels.jsonl --layers 1       # tiny shapes on the CPU, host clock
     python3 benchmarks/kernels.py --show kernels.jsonl
+    ncu --profile-from-start off --set full --csv --log-file ncu.csv --page raw \
+        python3 benchmarks/kernels.py --once --layers 1 --tokens 64 --cases five-methods --engines scute --out /dev/null
 
 Every case is checked against float64 before it is timed; a case that is wrong has a row without a time. FOLDER is
 what `python3 benchmarks/stock_tuning.py` wrote for vLLM.
@@ -19,12 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rows import Environment
 from steps import cases, report
 from steps.cases import CASES, STOCK_CASES, Case, least_bytes, slot_of_row
 from steps.record import RouteRow, Row, append, read
+
+if TYPE_CHECKING:
+    from steps.arms import Arm
 
 ROUTE_TOKENS = (64, 1024, 8192)
 DRY_TOKENS = {64: 24, 1024: 40, 8192: 300}
@@ -69,6 +75,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--routes", action="store_true", help="also the ways to apply DoRA's scale")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which no further case is started")
     parser.add_argument("--processes", type=int, default=12, help="that compile ahead; 0 for none")
+    parser.add_argument(
+        "--once", action="store_true", help="run every step once, for a profiler; time nothing"
+    )
     parser.add_argument("--dry", action="store_true", help="tiny shapes on the CPU, to try the code")
     return parser.parse_args(given)
 
@@ -180,6 +189,9 @@ class Run:
         )
         try:
             arm = make(case)
+            if self.arguments.once:
+                self._once(arm)
+                return
             least = least_bytes(case, self.shapes, copies, arm.workload.slots, self.dtype.itemsize)
             correctness, performance = Measurement(self.clock, repeats, layers / copies).run(arm, least, base)
             self.rows.append(row(correctness=correctness, performance=performance))
@@ -189,6 +201,16 @@ class Run:
         print(f"{self._seconds():5.0f} s  {name}: {time.monotonic() - started:.1f} s", flush=True)
         arm = None
         _free()
+
+    def _once(self, arm: "Arm") -> None:
+        """A step that is compiled, under `ncu --profile-from-start off`."""
+        arm.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            arm.step()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
 
     def _is_over(self, name: str) -> bool:
         over = self._seconds() > self.arguments.seconds

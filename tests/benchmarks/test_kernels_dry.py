@@ -27,6 +27,12 @@ def test_kernels(tmp_path):
     assert "five-methods" in text
 
 
+def test_a_step_for_a_profiler_times_nothing(tmp_path):
+    out = tmp_path / "kernels.jsonl"
+    run("kernels.py", "--out", out, "--once", "--layers", 1, "--tokens", 64, "--cases", "oft", "--engines", "scute")
+    assert [json.loads(line)["benchmark"] for line in out.read_text().splitlines()] == ["constants"]
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
