@@ -75,9 +75,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--routes", action="store_true", help="also the ways to apply DoRA's scale")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which no further case is started")
     parser.add_argument("--processes", type=int, default=12, help="that compile ahead; 0 for none")
-    parser.add_argument(
-        "--once", action="store_true", help="run every step once, for a profiler; time nothing"
-    )
+    parser.add_argument("--once", action="store_true", help="run every step once, for a profiler; time nothing")
     parser.add_argument("--dry", action="store_true", help="tiny shapes on the CPU, to try the code")
     return parser.parse_args(given)
 

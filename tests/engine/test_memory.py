@@ -96,7 +96,7 @@ def test_reserved_over_owned():
 
     arena = Arena(largest_batch(sizes, SLOTS), LIMITS.largest_dummy_piece(SHAPES), SLOTS, 7 * LAYERS, META)
     pairs = SharedPairs(OPTIONS.shared_pairs, 256, 14336, 14336, torch.float16, META)
-    plan = BatchPlan(ROWS, SLOTS, OPTIONS.shared_pairs, LIMITS.rank, 256, META)
+    plan = BatchPlan(ROWS, SLOTS, OPTIONS.shared_pairs, LIMITS.rank, META)
     reserved = bytes_of([arena.memory, arena.table, pairs.a, pairs.b, pairs.rank, plan.buffer])
     print(f"reserved {reserved / 2**20:.1f} MiB, owned {owned / 2**20:.1f} MiB, ratio {reserved / owned:.4f}")
     assert reserved / owned <= 1.1

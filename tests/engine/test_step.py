@@ -50,7 +50,7 @@ class Runner(mixin.LoRAModelRunnerMixin):
         manager.pairs, manager._has_other_layers, manager._planned = None, False, None
         manager._evictions = Counter()
         manager.slots = ActiveSlots(slots, np.zeros(0, dtype=np.int32))
-        manager.plan = BatchPlan(ROWS, slots, 0, 16, 0, "cpu")
+        manager.plan = BatchPlan(ROWS, slots, 0, 16, "cpu")
         manager.dummy_rank = 8
         some = packed(8)
         manager.arena = Arena(slots * some.units, 1, slots, SLICES, torch.device("cpu"))

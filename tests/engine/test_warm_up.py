@@ -22,6 +22,7 @@ from scute.engine.model_manager import ScuteModelManager
 from scute.engine.warm_up import Batch, Kind, batches
 from scute.kernels import launch
 from scute.kernels.arguments import Slots
+from scute.kernels.arrivals import arrivals_of
 from scute.kernels.decode_expand import expand_rows
 from scute.kernels.kernel import Kernel
 from scute.kernels.plan import BatchPlan, Residents, size_class
@@ -77,6 +78,7 @@ class Layer(ScuteLinear):
             torch.zeros(pairs, SHARED_RANK * bool(pairs), 128 * bool(pairs)),
             torch.zeros(pairs, SHARED_RANK * bool(pairs), 128 * bool(pairs)),
             torch.zeros(pairs, dtype=torch.int32),
+            arrivals_of(len(slices), starts[-1], torch.zeros(pairs, SHARED_RANK * bool(pairs), 0)),
             starts,
             [16] * len(slices),
             at,
@@ -100,7 +102,7 @@ class Layer(ScuteLinear):
 def manager() -> ScuteModelManager:
     """With four kinds of layer, one of them twice, and something that is no layer of Scute's."""
     manager = ScuteModelManager.__new__(ScuteModelManager)
-    plan = manager.plan = BatchPlan(MAX_ROWS, SLOTS, PAIRS, RANK, SHARED_RANK, "cpu")
+    plan = manager.plan = BatchPlan(MAX_ROWS, SLOTS, PAIRS, RANK, "cpu")
     manager.modules = {
         "qkv": Layer(plan, [64, 32, 32]),
         "o": Layer(plan, [64], at=8),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scute.kernels.arrivals import arrivals_of
 from scute.kernels.plan import BatchPlan, Residents
 from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag, Part
 
@@ -214,6 +215,7 @@ def build(spec: Spec, dtype: torch.dtype, device: str = DEVICE, seed: int = 0) -
         "shared_a": shared_a.to(device),
         "shared_b": shared_b.to(device),
         "pair_rank": torch.tensor(spec.pair_ranks, dtype=torch.int32, device=device),
+        "arrivals": arrivals_of(len(spec.slices), out, shared_a.to(device)),
         "slice_starts": starts,
         "out_offsets": out_offsets,
         "in_offset": spec.in_offset,
@@ -253,7 +255,7 @@ class Arena:
 
 def build_plan(spec: Spec, slots: int, max_rank: int, device: str) -> BatchPlan:
     tokens, pairs = len(spec.slot_of_token), len(spec.pair_ranks)
-    plan = BatchPlan(tokens + spec.padding + 5, slots, pairs, max_rank, max(spec.pair_ranks), device)
+    plan = BatchPlan(tokens + spec.padding + 5, slots, pairs, max_rank, device)
     residents = Residents.none(slots, pairs)
     residents.pair_rank[:] = spec.pair_ranks
     for slot, adapter in enumerate(spec.adapters):

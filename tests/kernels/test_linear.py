@@ -99,7 +99,7 @@ def test_the_shrink_beside_one_gemm_over_all_slices(spec: Spec, splits: int, mon
     real = slice(0, len(spec.slot_of_token))
     torch.testing.assert_close(y[real], expected[real], rtol=2e-3, atol=2e-3)
     assert_same_bits(y[real], launch.linear(*case.linear_args())[real])
-    assert not case.plan.gemm_arrivals.any()
+    assert not case.layer["arrivals"].any()
 
 
 def test_the_shrink_beside_the_gemm_is_not_given_the_memory_of_its_inputs(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ def residents_of(pairs=(-1,) * 4, rotated=(False,) * 4, ranks=(0,) * 4, pair_ran
 
 
 def plan_of(slots, *, force_routes: bool = False, **residents) -> BatchPlan:
-    plan = BatchPlan(400, 4, pairs=4, max_rank=256, shared_rank=256, device="cpu")
+    plan = BatchPlan(400, 4, pairs=4, max_rank=256, device="cpu")
     plan.update(np.array(slots, dtype=np.int64), residents_of(**residents), force_routes=force_routes)
     return plan
 
@@ -105,7 +105,7 @@ def test_refuses_what_it_cannot_hold(slots, message):
 
 def test_lists_are_aligned():
     """Otherwise every launch is a slow one."""
-    plan = BatchPlan(77, 3, pairs=1, max_rank=9, shared_rank=3, device="cpu")
+    plan = BatchPlan(77, 3, pairs=1, max_rank=9, device="cpu")
     assert all(plan.part(part).data_ptr() % 16 == 0 for part in Part)
 
 

@@ -85,7 +85,7 @@ def plain_order(keys: Iterable[int]) -> list[tuple[int, int]]:
 def test_every_step_is_what_a_plain_construction_gives(steps):
     """Whatever the steps before it were."""
     slots, batches = steps
-    plan = BatchPlan(MOST_ROWS, slots, PAIRS, MAX_RANK, SHARED_RANK, device="cpu")
+    plan = BatchPlan(MOST_ROWS, slots, PAIRS, MAX_RANK, device="cpu")
     for slot_of_row, residents in batches:
         plan.update(slot_of_row, residents)
         pair_of_row = np.append(residents.pair, -1)[slot_of_row]
@@ -119,7 +119,7 @@ def test_a_launch_of_the_bound_reaches_every_tile(slots_and_batch):
 @pytest.mark.parametrize("most_rows", [1, 40, 256, 257, 700])
 def test_lists_hold_what_a_launch_reads(most_rows: int):
     """A launch reads as far as the bounds of its rows, padding included."""
-    plan = BatchPlan(most_rows, 20, PAIRS, MAX_RANK, SHARED_RANK, device="cpu")
+    plan = BatchPlan(most_rows, 20, PAIRS, MAX_RANK, device="cpu")
     for rows in {min(rows, most_rows) for rows in (1, 255, 256, 257, most_rows)}:
         height = tile_height(rows)
         size = HEIGHTS.index(height)

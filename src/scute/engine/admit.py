@@ -10,6 +10,7 @@ from vllm.distributed import get_pp_group, get_tp_group
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from scute.admission.compiled.manifest import tensor_file
+from scute.admission.methods.lora import MAX_RANK
 from scute.admission.stacks import compile_stack, folders_of, naming
 from scute.algebra.form import AdapterForm, Member, SharedPair
 from scute.algebra.stack import stack, stacked_method, stacked_rank
@@ -63,12 +64,12 @@ def admit(manager: "ScuteModelManager", adapter_id: int, path: str) -> PackedAda
 
 def _check_capacity(manager: "ScuteModelManager", adapter_id: int, forms: Sequence[AdapterForm]) -> None:
     """Equal on every rank, so that all refuse alike."""
-    rank, limit, flag = stacked_rank(forms), manager.max_rank, manager.lora_config.max_lora_rank
+    rank, limit = stacked_rank(forms), manager.max_rank
     if rank > limit:
         sums = " (the ranks of a stack add up)" if len(forms) > 1 else ""
-        remedy = "no engine of Scute serves more; convert it with scute convert"
-        if flag == limit:
-            remedy = "start vLLM with a larger --max-lora-rank, or without one"
+        remedy = "start vLLM with a larger --max-lora-rank, or without one"
+        if limit == MAX_RANK:
+            remedy = "no engine of Scute serves more; convert it with scute convert"
         raise Refusal(Code.CAPACITY_RANK, f"LoRA rank {rank} is greater than max_lora_rank {limit}{sums}; {remedy}.")
     pair = _shared_pair(forms)
     if pair is not None:

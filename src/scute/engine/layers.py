@@ -24,6 +24,7 @@ from scute.engine.layer_gemm import has_plain_weight
 from scute.engine.pairs import SharedPairs
 from scute.engine.placement import input_range, output_offsets
 from scute.kernels.arguments import Slots
+from scute.kernels.arrivals import arrivals_of
 from scute.kernels.plan import BatchPlan
 
 TRANSFORMABLE = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
@@ -79,6 +80,7 @@ class ScuteLinear:
             none if pairs is None else pairs.a,
             none if pairs is None else pairs.b,
             empty if pairs is None else pairs.rank,
+            arrivals_of(len(self.output_slices), self.slice_starts[-1], none if pairs is None else pairs.a),
             self.slice_starts,
             self.out_offsets,
             input_range(self)[0],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.logger import init_logger
 from vllm.lora.layers import LoRAMapping, LoRAMappingType
 from vllm.lora.lora_model import LoRAModel
@@ -88,7 +89,7 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
             self.num_slices += len(layer.output_slices)
         self.arena = self._arena_for([layer.shape for layer in layers.values()], limits)
         self.plan = BatchPlan(
-            self.max_num_batched_tokens, self.lora_slots, options.shared_pairs, limits.rank, shared_rank, self.device
+            self.max_num_batched_tokens, self.lora_slots, options.shared_pairs, limits.rank, self.device
         )
         for layer in layers.values():
             layer.connect(self.arena, self.plan, limits)
@@ -111,7 +112,10 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
     def _engine_bytes(self) -> int:
         """What vLLM may use of this rank's device."""
-        return int(current_platform.get_device_total_memory() * self._memory_share)
+        total = current_platform.get_device_total_memory()
+        if self.device.type == "cuda":  # of this one, or of the part that the process sees
+            total = torch.cuda.get_device_properties(self.device).total_memory
+        return int(total * self._memory_share)
 
     def _part_sizes(self, layers: dict[str, Any]) -> dict[str, list[int]]:
         """Full output size of every projection that is fused into each layer."""
@@ -302,6 +306,9 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
     def remove_all_adapters(self) -> None:
         super().remove_all_adapters()
+        for layer in self.modules.values():
+            if isinstance(layer, ScuteLinear):
+                layer.slots.arrivals.zero_()  # memory that was discarded in between holds anything
         self.arena.clear()
         self.slots.clear()
 

@@ -16,6 +16,7 @@ class Slots(NamedTuple):
     shared_a: Tensor
     shared_b: Tensor
     pair_rank: Tensor
+    arrivals: Tensor
     slice_starts: list[int]
     out_offsets: list[int]
     in_offset: int

@@ -24,7 +24,8 @@ class Kernel:
 
     Triton compiles for every kind of argument: dtypes, alignments, constants, and whether a number is a multiple of 16.
     Here all of these are one key, with the numbers themselves but for `stepwise` ones; what Triton's own launch
-    compiled under it is launched again with nothing but pointers and numbers. The interpreter knows no such thing.
+    compiled under it is launched again with nothing but pointers and numbers. The interpreter knows no such thing. As
+    with Triton, tensors have to be on the current device.
     """
 
     def __init__(self, function: Any, stepwise: tuple[str, ...]) -> None:
@@ -55,7 +56,7 @@ class Kernel:
             compiled[(*grid, 1, 1)[:3]](*pointers, *numbers, *values)
             return
         compiled = self.function[grid](*arguments, **constants)
-        if is_aligned:
+        if is_aligned and compiled is not None:  # Triton gives nothing back to who interprets, or looks on
             self._compiled[key] = compiled, tuple(constants[name] for name in self._constants)
 
     def _learn(self, arguments: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], Any]:

@@ -22,7 +22,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: object) -
     elif launch_rotate.has_fused_gemm(x, slots):
         # Both are kept: the shrink beside the GEMM must not be given their memory.
         inputs = launch_rotate.rotate(x, slots, plan)
-        y, _partial = launch_rotate.fused_linear(inputs, weight, bias, slots, plan)
+        y, _partial = launch_rotate.fused_linear(inputs, weight, bias, slots)
         shrunk = launch_decode.shrink(x, slots, plan, beside_gemm=True)
         launch_decode.expand(y, shrunk, slots, plan)
     else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from scute.kernels import sizes
 from scute.kernels.arguments import Slots
+from scute.kernels.arrivals import gemm_part
 from scute.kernels.blocks import RotateBlocks, ceil_div
 from scute.kernels.fused_gemm import fused_gemm
 from scute.kernels.gemm import sliced_linear
@@ -120,15 +121,14 @@ def _sizes(x: Tensor, slots: Slots, plan: BatchPlan) -> tuple[RotateBlocks, int,
     return sizes.rotate_blocks(x.shape[1], slots.rotation_width, x.element_size()), height, tiles
 
 
-def fused_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots, plan: BatchPlan
-) -> tuple[Tensor, Tensor]:
+def fused_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> tuple[Tensor, Tensor]:
     """As `sliced_linear`, in one launch; and its partial sums, which are its own until a launch has waited for it."""
     _, tokens, in_features = inputs.shape
     y = torch.empty(tokens, weight.shape[0], dtype=inputs.dtype, device=inputs.device)
     blocks = sizes.gemm_blocks(tokens, weight.shape[0], inputs.element_size())
     grid = column_blocks(slots, blocks.outer), ceil_div(tokens, blocks.rows)
-    splits = blocks.splits if grid[0] * grid[1] <= plan.gemm_arrivals.numel() else 1
+    arrivals = gemm_part(slots.arrivals, slots.shared_a)
+    splits = blocks.splits if grid[0] * grid[1] <= arrivals.numel() else 1
     partial = torch.empty(splits * y.numel() if splits > 1 else 0, dtype=torch.float32, device=y.device)
     fused_gemm[(*grid, splits)](
         y,
@@ -136,7 +136,7 @@ def fused_linear(
         weight,
         weight if bias is None else bias,
         partial,
-        plan.gemm_arrivals,
+        arrivals,
         tuple(slots.slice_starts),
         tokens,
         in_features,

@@ -12,6 +12,7 @@ where. Every op ends with the same parameters.
     a [rank, in], b [rank, slice], rotation [in * width] are factors: D = R - I, element (n, i, j) of its blocks at
     n * width * width + i * width + j; scale, shift, e [slice] and d [shared rank] are vectors
   shared_a [pairs, shared_rank, max_in], shared_b [pairs, shared_rank, max_out], pair_rank [pairs] int32
+  arrivals                         int32, this layer's own counters, zeros between launches (`scute.kernels.arrivals`)
   slice_starts [slices + 1], out_offsets [slices], in_offset    columns of y; where a slice starts in the columns of
     shared_b, and this layer's inputs in those of shared_a
   max_rank, rotation_width         limits; rotation_width 0 means that this layer rotates no input
@@ -40,7 +41,7 @@ except ModuleNotFoundError as error:
 
 _SLOTS = (
     "Tensor factors, Tensor vectors, Tensor table, Tensor shared_a, Tensor shared_b, Tensor pair_rank,"
-    " int[] slice_starts, int[] out_offsets, int in_offset, int max_rank, int rotation_width"
+    " Tensor arrivals, int[] slice_starts, int[] out_offsets, int in_offset, int max_rank, int rotation_width"
 )
 _PLAN = "Tensor plan"
 _SCHEMAS = {

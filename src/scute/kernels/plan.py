@@ -20,8 +20,6 @@ RANK_CHUNKS = (16, 64)
 PAIR_CHUNK = 16
 """Ranks of a pair that one program of a decode batch's shrink covers."""
 
-MOST_BLOCKS = 8192
-"""Blocks of a base GEMM whose columns of x several programs share out."""
 RANKS = len(Route)
 """Index into `BatchPlan.live`, after the routes."""
 UNBOUNDED = 2**30
@@ -97,9 +95,6 @@ class BatchPlan:
     Entries of ROWS and SHARED_ROWS past the last tile are undefined. The small lists of a batch that is too large for
     small tiles (`tile_height`) are empty. Otherwise both are filled: a graph may pad the batch until it is too large.
 
-    arrivals, gemm_arrivals: int32 on the device, zeros between launches: programs that are done with some ranks of a
-    pair's tile in the shrink, or with a block of the base GEMM that runs beside it.
-
     live: int32 [4] on the CPU. Three are indexed by `Route`: tiles that the passes of a route have to do at most, 0 if
     it need not run. The last (`RANKS`) is the largest rank of a slot of the batch. The ops read it when they run, so a
     compiled graph cannot freeze it; a CUDA graph is captured with `UNBOUNDED`, and its launches are for the most tiles
@@ -107,9 +102,7 @@ class BatchPlan:
     (`plan_of`): torch.compile takes what an op makes from a tensor of the CPU for misaligned.
     """
 
-    def __init__(
-        self, max_tokens: int, slots: int, pairs: int, max_rank: int, shared_rank: int, device: torch.device | str
-    ) -> None:
+    def __init__(self, max_tokens: int, slots: int, pairs: int, max_rank: int, device: torch.device | str) -> None:
         self.max_tokens = max_tokens
         self.slots = slots
         sizes = dict.fromkeys((Part.ROWS, Part.SLOT_OF_ROW, Part.SHARED_ROWS), max_tokens)
@@ -125,9 +118,6 @@ class BatchPlan:
         *self.offsets, end = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in self._sizes)]
         self.buffer = torch.zeros(end, dtype=torch.int32, device=device)
         self._parts = [self.buffer[self._place(part)] for part in Part]
-        arrivals = tile_count(min(max_tokens, SMALL_BATCH), SMALL_TILE, pairs) * -(-shared_rank // PAIR_CHUNK)
-        self.arrivals = torch.zeros(arrivals, dtype=torch.int32, device=device)
-        self.gemm_arrivals = torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)
         self.part(Part.SLOT_OF_ROW).fill_(-1)
         self.live = torch.zeros(len(Route) + 1, dtype=torch.int32)
         self._live = self.live.numpy()

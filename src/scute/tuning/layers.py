@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scute.costs.layers import LayerShape as LayerShape
 from scute.kernels.arguments import Slots
+from scute.kernels.arrivals import arrivals_of
 from scute.kernels.plan import BatchPlan, Residents
 from scute.kernels.routes import FIELDS, UNIT_BYTES, Field, Flag, units_of
 
@@ -87,7 +88,7 @@ class Pool:
     def plan(self, max_tokens: int, slot_of_token: Sequence[int]) -> BatchPlan:
         """The plan of a batch whose row i belongs to slot slot_of_token[i]; -1: to the base model."""
         pairs = len(self.pair_rank)
-        plan = BatchPlan(max_tokens, len(self.adapters), pairs, self.max_rank, self.shared_rank, self.device)
+        plan = BatchPlan(max_tokens, len(self.adapters), pairs, self.max_rank, self.device)
         residents = Residents(
             rank=np.array([a.rank for a in self.adapters], dtype=np.int32),
             pair=np.array([0 if a.shared else -1 for a in self.adapters], dtype=np.int32),
@@ -127,6 +128,7 @@ class Pool:
                 self.shared_a,
                 self.shared_b,
                 self.pair_rank,
+                arrivals_of(len(shape.slices), shape.out_features, self.shared_a),
                 shape.starts,
                 [0] * len(shape.slices),
                 0,
