@@ -1,61 +1,79 @@
 """The regular expressions that PEFT builds out of config fields; each may fail to compile, or take for ever.
 
+`re`, as PEFT uses it, has no time limit; `regex` has one. So an expression is compiled by both.
 Source: `get_pattern_key` in peft/utils/other.py and `check_target_module_exists` in peft/tuners/tuners_utils.py.
 """
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import regex
 
-from scute.errors import Code, Refusal
+from scute.admission.tensors import CONFIG_FILE
+from scute.errors import Code, Refusal, shown
 
-SECONDS = 1.0
-"""How long a config's expression may look at one module name."""
+SECONDS = 3.0
+"""How long the expressions of one config may take together, to compile and to match."""
 
 
-class Pattern:
-    """An expression of Python's `re`, matched within a time: a config must not hold up the engine."""
+class Expressions:
+    """The expressions of one config, compiled once each: a config must not hold up the engine, however many it has."""
 
-    def __init__(self, pattern: str) -> None:
-        """Raises re.error if `re`, as PEFT uses it, cannot compile the pattern."""
-        re.compile(pattern)
+    def __init__(self) -> None:
+        self._seconds = SECONDS
+        self._compiled: dict[str, Any] = {}
+
+    def compile(self, expression: str) -> Any:
+        """What `regex` makes of it. Raises ValueError for what is none or too long; refuses CONFIG_INVALID for time."""
+        if expression not in self._compiled:
+            self._compiled[expression] = self._timed(expression, _compile, expression)
+        return self._compiled[expression]
+
+    def fullmatch(self, expression: str, name: str) -> Any:
+        """The match of the whole name, or None. Raises what `compile` does."""
+        return self._timed(expression, self.compile(expression).fullmatch, name, timeout=self._seconds)
+
+    def match(self, expression: str, name: str) -> Any:
+        """The match at the start of the name, or None. Raises what `compile` does."""
+        return self._timed(expression, self.compile(expression).match, name, timeout=self._seconds)
+
+    def _timed(self, expression: str, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """What the step returns, if it is done before the time is over."""
+        start = time.monotonic()
         try:
-            self._compiled = regex.compile(pattern)
-        except regex.error as error:
-            raise re.error(str(error)) from error
-
-    def fullmatch(self, name: str) -> Any:
-        """The match of the whole name, or None. Refuses CONFIG_INVALID if it takes too long."""
-        return self._bounded(self._compiled.fullmatch, name)
-
-    def match(self, name: str) -> Any:
-        """The match at the start of the name, or None. Refuses CONFIG_INVALID if it takes too long."""
-        return self._bounded(self._compiled.match, name)
-
-    def _bounded(self, match: Callable[..., Any], name: str) -> Any:
-        try:
-            return match(name, timeout=SECONDS)
-        except TimeoutError as error:
-            raise Refusal(
-                Code.CONFIG_INVALID,
-                f"adapter_config.json: the expression {self._compiled.pattern!r} takes more than {SECONDS:.0f} s on "
-                f"{name}; write it without nested repetition.",
-            ) from error
+            if self._seconds > 0:
+                result = step(*args, **options)
+                self._seconds -= time.monotonic() - start
+        except (TimeoutError, MemoryError):
+            self._seconds = 0.0
+        if self._seconds > 0:
+            return result
+        raise Refusal(
+            Code.CONFIG_INVALID,
+            f"{CONFIG_FILE}: its regular expressions take more than {SECONDS:.0f} s together, up to "
+            f"{shown(expression)}. Write them without nested repetitions, or name modules in a list.",
+        )
 
 
-def whole_name(pattern: str) -> Pattern:
-    """target_modules or exclude_modules as a string; for `fullmatch`."""
-    return Pattern(pattern)
-
-
-def end_of_name(key: str) -> Pattern:
+def end_of_name(key: str) -> str:
     """A key of rank_pattern or alpha_pattern; for `match`."""
-    return Pattern(rf"(.*\.)?({key})$")
+    return rf"(.*\.)?({key})$"
 
 
-def layer_index(container: str | None) -> Pattern:
+def layer_index(container: str | None) -> str:
     """The group "idx" is the number behind the container of the layers, or behind the first name; for `match`."""
     before = r".*?\.[^.]*" if container is None else rf"(?:^|.*?\.){container}"
-    return Pattern(rf"{before}\.(?P<idx>\d+)\.")
+    return rf"{before}\.(?P<idx>\d+)\."
+
+
+def _compile(expression: str) -> Any:
+    try:
+        re.compile(expression)
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
+        raise ValueError(f"it is not a regular expression ({error})") from error
+    try:
+        return regex.compile(expression)
+    except (regex.error, RecursionError) as error:
+        raise ValueError(f"it is not a regular expression that can be matched in a bounded time ({error})") from error
