@@ -1,6 +1,7 @@
 """The regular expressions that PEFT builds out of config fields; each may fail to compile, or take for ever.
 
-`re`, as PEFT uses it, has no time limit; `regex` has one. So an expression is compiled by both.
+`re`, as PEFT uses it, has no time limit; `regex` has one, and syntax of its own that `re` takes literally. So an
+expression is compiled by both, and is made of what both read alike.
 Source: `get_pattern_key` in peft/utils/other.py and `check_target_module_exists` in peft/tuners/tuners_utils.py.
 """
 
@@ -16,6 +17,21 @@ from scute.errors import Code, Refusal, shown
 
 SECONDS = 3.0
 """How long the expressions of one config may take together, to compile and to match."""
+
+TOKEN = re.compile(
+    r"""
+      \( (?: \?[:=!] | \?<[=!] | \?P<\w+> | \?i\) | (?!\?) )
+    | \)
+    | (?: [*+?] | \{ (?: \d+ ,? \d* | , \d* ) \} ) \?? (?!\+)
+    | \\ (?: [AbBdDsSwWZ] | [ -~](?<![A-Za-z0-9]) )
+    | \[ \^? \]? (?: \\[dDsSwW] | \\[ -~](?<![A-Za-z0-9]) | (?! (?P<one>[-&|~])(?P=one) ) [ -~](?<![\[\]\\]) )* \]
+    | [ -~](?<![\\\[(){*+?])
+    """,
+    re.VERBOSE | re.ASCII,
+)
+"""What an expression is made of. Left out is what `re` and `regex` read differently, now or in a version 1 of sets
+(flags within, classes and operations of sets, braces that repeat nothing), and what one of them gets wrong (references
+to groups, atomic groups and repetitions)."""
 
 
 class Expressions:
@@ -69,6 +85,7 @@ def layer_index(container: str | None) -> str:
 
 
 def _compile(expression: str) -> Any:
+    _check_tokens(expression)
     try:
         re.compile(expression)
     except (re.error, OverflowError, RecursionError, ValueError) as error:
@@ -77,3 +94,13 @@ def _compile(expression: str) -> Any:
         return regex.compile(expression)
     except (regex.error, RecursionError) as error:
         raise ValueError(f"it is not a regular expression that can be matched in a bounded time ({error})") from error
+
+
+def _check_tokens(expression: str) -> None:
+    position = 0
+    while position < len(expression):
+        token = TOKEN.match(expression, position)
+        if token is None:
+            rest = shown(expression[position:])
+            raise ValueError(f"from {rest} on it is no expression of characters, sets, groups and repetitions alone")
+        position = token.end()
