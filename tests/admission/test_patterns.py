@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scute.admission import patterns
-from scute.admission.patterns import Expressions, end_of_name, layer_index
+from scute.admission.patterns import LONGEST, Expressions, end_of_name, layer_index
 from scute.errors import Code, Refusal
 
 NAMES = [
@@ -106,6 +106,11 @@ REFUSED = {
     "b[[:alpha:]]": "from '[[:alpha:]]' on",
     "a++": "from '++' on",
     "é": "from 'é' on",
+    "((a{1000}){1000}){1000}": "repetitions written out",
+    "(){100000}": "repetitions written out",
+    "(a|b)" * 200_000: "1000000 characters",
+    "a{" + "9" * 5000 + "}": "not a regular expression",
+    "(" * 4000 + ")" * 4000: "not a regular expression",
 }
 
 
@@ -118,6 +123,18 @@ def test_what_is_not_read_is_refused_at_once(expression):
     assert time.monotonic() - start < 1
     assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
     tracemalloc.stop()
+
+
+def test_the_length_with_repetitions_written_out():
+    for expression, length in [
+        ("ab", 2),
+        ("a{3}b", 4),
+        ("(ab{2}){3}c", 10),
+        (r"\){3}[)]{2,}(?:a|b){,4}", 17),
+        ("(?i)a", 2),
+    ]:
+        assert patterns._written_out(list(patterns._tokens(expression))) == length
+    Expressions().compile(f"(a{{{LONGEST // 10}}}){{10}}")
 
 
 def test_an_expression_that_takes_too_long(monkeypatch):

@@ -7,7 +7,7 @@ Source: `get_pattern_key` in peft/utils/other.py and `check_target_module_exists
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import regex
@@ -17,6 +17,8 @@ from scute.errors import Code, Refusal, shown
 
 SECONDS = 3.0
 """How long the expressions of one config may take together, to compile and to match."""
+LONGEST = 10_000
+"""Characters of an expression, and of one whose repetitions are written out: `regex` may write them out."""
 
 TOKEN = re.compile(
     r"""
@@ -85,22 +87,43 @@ def layer_index(container: str | None) -> str:
 
 
 def _compile(expression: str) -> Any:
-    _check_tokens(expression)
+    if len(expression) > LONGEST:
+        raise ValueError(f"it has {len(expression)} characters, and a regular expression at most {LONGEST}")
+    tokens = list(_tokens(expression))
     try:
         re.compile(expression)
     except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise ValueError(f"it is not a regular expression ({error})") from error
+    if _written_out(tokens) > LONGEST:
+        raise ValueError(f"its repetitions written out have more than {LONGEST} characters; repeat with * or +")
     try:
         return regex.compile(expression)
     except (regex.error, RecursionError) as error:
         raise ValueError(f"it is not a regular expression that can be matched in a bounded time ({error})") from error
 
 
-def _check_tokens(expression: str) -> None:
+def _tokens(expression: str) -> Iterator[str]:
     position = 0
     while position < len(expression):
         token = TOKEN.match(expression, position)
         if token is None:
             rest = shown(expression[position:])
             raise ValueError(f"from {rest} on it is no expression of characters, sets, groups and repetitions alone")
+        yield token[0]
         position = token.end()
+
+
+def _written_out(tokens: list[str]) -> int:
+    """The characters of a valid expression whose repetitions are written out, each at its most."""
+    groups, last = [0], 0
+    for token in tokens:
+        if token[0] in "*+?{":
+            most = max([1, *map(int, re.findall(r"\d+", token))])
+            groups[-1] += last * (most - 1)
+            last *= most
+        elif token[0] == "(" and token != "(?i)":
+            groups.append(0)
+        else:
+            last = max(1, groups.pop()) if token == ")" else 1
+            groups[-1] += last
+    return groups[0]
