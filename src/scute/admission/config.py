@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from scute.admission.patterns import Expressions, end_of_name, layer_index
 from scute.admission.reasons import Reasons
@@ -117,12 +118,35 @@ def read_config(
     try:
         return model.model_validate(fields, context=Expressions())
     except ValidationError as error:
-        problems = {str(problem["loc"][0]): problem for problem in reversed(error.errors())}
-        for where, problem in reversed(problems.items()):
-            reason = problem.get("ctx", {}).get("error")
-            told = Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field {where}: {problem['msg']}.")
-            reasons.add(reason if isinstance(reason, Refusal) else told)
+        by_field: dict[str, list[ErrorDetails]] = {}
+        for problem in error.errors():
+            by_field.setdefault(str(problem["loc"][0]), []).append(problem)
+        for name, problems in by_field.items():
+            reasons.add(_invalid(name, fields.get(name), problems))
         return None
+
+
+def _invalid(name: str, value: Any, problems: list[ErrorDetails]) -> Refusal:
+    """What the checks of this module say; or else what was found, as deep as a check came, and what is allowed there.
+
+    There are several problems where the value is none of several types.
+    """
+    for problem in problems:
+        reason = problem.get("ctx", {}).get("error")
+        if isinstance(reason, Refusal):
+            return reason
+        if reason is not None:
+            return Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field {name}: {reason}.")
+    if problems[0]["type"] == "missing":
+        return Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field {name}: it is missing. Save the adapter with PEFT.")
+    depth = max(len(problem["loc"]) for problem in problems)
+    deepest = [problem for problem in problems if len(problem["loc"]) == depth]
+    allowed = " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in deepest))
+    place = f" at {shown(deepest[0]['loc'][1])}" if isinstance(value, dict) and depth > 1 else ""
+    return Refusal(
+        Code.CONFIG_INVALID,
+        f"{CONFIG_FILE}: field {name}: found {shown(deepest[0]['input'])}{place}; expected {allowed}.",
+    )
 
 
 def _is_on(name: str, value: Any, model: type[AdapterConfig]) -> bool:

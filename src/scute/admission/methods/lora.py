@@ -24,7 +24,7 @@ from scute.admission.sites import Site
 from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.fold import product
 from scute.algebra.form import Bias, Member, Term
-from scute.errors import Code, Refusal
+from scute.errors import Code, Refusal, shown
 
 HARMLESS_INITS = ("true", "gaussian", "eva", "orthogonal", "mica")
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
@@ -122,12 +122,14 @@ def check_init(raw: RawConfig, _: Tensors) -> None:
     if init.lower().startswith(BASE_CHANGING_INITS):
         raise Refusal(
             Code.INIT_CHANGED_BASE,
-            f"{CONFIG_FILE}: init_lora_weights = {init!r} trained against a changed base weight. "
+            f"{CONFIG_FILE}: init_lora_weights = {shown(init)} trained against a changed base weight. "
             "Save again with save_pretrained(..., path_initial_model_for_weight_conversion=...), "
             "which makes a plain LoRA of it; for LoftQ, serve the LoftQ base and set the field to true.",
         )
     known = ", ".join(HARMLESS_INITS)
-    raise Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: init_lora_weights = {init!r}; expected a boolean or {known}.")
+    raise Refusal(
+        Code.CONFIG_INVALID, f"{CONFIG_FILE}: init_lora_weights = {shown(init)}; expected a boolean or {known}."
+    )
 
 
 METHOD = Method(
