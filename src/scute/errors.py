@@ -1,6 +1,8 @@
 """The two errors a user meets: an adapter that is refused, and an engine that does not fit."""
 
+import reprlib
 from enum import StrEnum
+from typing import Any
 
 
 class Code(StrEnum):
@@ -84,6 +86,16 @@ def printable(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def shown(value: Any) -> str:
+    """A value of a file in at most 60 characters, however deep or long it is."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class Incompatible(RuntimeError):

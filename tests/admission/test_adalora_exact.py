@@ -77,9 +77,10 @@ def test_everything_folds_into_a(tmp_path):
         ({"init_r": ...}, Code.CONFIG_INVALID, "init_r"),
         ({"init_r": 5}, Code.TENSOR_SHAPE, f"{Q}.lora_A"),
         ({"use_dora": True}, Code.CONFIG_UNSUPPORTED_FIELD, "use_dora"),
+        ({"rank_pattern": {"x": [True]}}, Code.CONFIG_MISMATCH, "rank_pattern has 'x', which is no tensor"),
         ({"rank_pattern": {f"{Q}.lora_E": 3}}, Code.CONFIG_INVALID, "rank_pattern"),
         ({"rank_pattern": {f"{Q}.lora_E": [True, False]}}, Code.TENSOR_SHAPE, "expected [1, 24]"),
-        ({"rank_pattern": {"q_proj.lora_E": [True] * 12}}, Code.CONFIG_MISMATCH, "q_proj, which is not adapted"),
+        ({"rank_pattern": {"q_proj.lora_E": [True] * 12}}, Code.CONFIG_MISMATCH, "'q_proj.lora_E', which is no tensor"),
         ({"trainable_token_indices": [1]}, Code.CONFIG_UNSUPPORTED_FIELD, "trainable_token_indices"),
     ],
 )

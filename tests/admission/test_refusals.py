@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +93,42 @@ def test_every_reason_is_collected(copy_of, base):
     ]
 
 
+SENTENCES = [
+    ("lora", {"r": ...}, "field r: it is missing. Save the adapter with PEFT."),
+    ("lora", {"r": "four"}, "field r: found 'four'; expected a valid integer."),
+    ("lora", {"r": 0}, "field r: found 0; expected greater than 0."),
+    ("lora", {"target_modules": [1]}, "field target_modules: found 1; expected a valid string."),
+    ("lora", {"target_modules": 1}, "field target_modules: found 1; expected a valid string or a valid list."),
+    ("lora", {"init_lora_weights": [1]}, "init_lora_weights: found [1]; expected a valid boolean or a valid string."),
+    ("lora", {"bias": "some"}, "field bias: found 'some'; expected 'none', 'all' or 'lora_only'."),
+    ("lora", {"rank_pattern": {"v": 2, "q": "4"}}, "rank_pattern: found '4' at 'q'; expected a valid integer."),
+    ("lora", {"rank_pattern": {"(": 4}}, "field rank_pattern: '(': it is not a regular expression (missing )"),
+    (
+        "lora",
+        {"target_modules": "a" * 10**5},
+        "target_modules: 'aaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    ),
+    ("lora", {"layers_to_transform": [0], "target_modules": "q"}, "field layers_to_transform: it needs target_modules"),
+    ("oft", {"peft_version": "new"}, "field peft_version: found 'new'; expected a version"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "sentence"), SENTENCES)
+def test_what_is_found_and_what_is_expected(kind, fields, sentence, copy_of, base):
+    folder = copy_of(kind)
+    rewrite_config(folder, **fields)
+    refuse(folder, base, Code.CONFIG_INVALID, sentence)
+
+
+@pytest.mark.parametrize("field", ["target_modules", "init_lora_weights", "peft_type", "new_thing"])
+def test_what_is_found_is_shortened(field, copy_of, base):
+    folder = copy_of("lora")
+    rewrite_config(folder, **{field: "x" * 5000})
+    with pytest.raises(Refusal) as refusal:
+        compile_adapter(folder, base)
+    assert len(refusal.value.sentence) < 400
+
+
 def test_every_wrong_field_is_collected(copy_of, base):
     folder = copy_of("lora")
     rewrite_config(folder, r="four", lora_alpha=None, bias="some")
@@ -125,6 +162,23 @@ def test_folder_name_that_the_system_rejects(tmp_path, base):
 def test_file_in_place_of_the_folder(tmp_path, base):
     (tmp_path / "file").write_text("")
     refuse(tmp_path / "file", base, Code.FOLDER_MISSING, "file")
+
+
+def test_a_file_of_the_folder_in_place_of_it(copy_of, base):
+    folder = copy_of("lora")
+    refuse(folder / CONFIG, base, Code.FOLDER_MISSING, f"'{CONFIG}' is a file", "Give the folder")
+
+
+@pytest.mark.parametrize("name", [CONFIG, TENSORS])
+def test_a_link_to_nothing(name, copy_of, base):
+    folder = copy_of("lora")
+    (folder / name).unlink()
+    (folder / name).symlink_to("nowhere")
+    refuse(folder, base, Code.FOLDER_INCOMPLETE, f"{name} in the folder 'lora' is a link to a file that is not there")
+
+
+def test_a_path_without_a_last_part(base):
+    refuse(Path("/"), base, Code.FOLDER_INCOMPLETE, f"the folder '/' has no {CONFIG}")
 
 
 def test_empty_folder(tmp_path, base):

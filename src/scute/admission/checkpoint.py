@@ -26,14 +26,12 @@ def open_checkpoint(folder: Path, reasons: Reasons | None = None, *, values: boo
     reasons = Reasons() if reasons is None else reasons
     try:
         if not folder.is_dir():
-            raise Refusal(
-                Code.FOLDER_MISSING,
-                f"the folder {folder.name!r} is not there: {folder}. Give the folder that holds {CONFIG_FILE}.",
-            )
+            what = f"{named(folder)} is a file" if folder.exists() else f"the folder {named(folder)} is not there"
+            raise Refusal(Code.FOLDER_MISSING, f"{what}: {folder}. Give the folder that holds {CONFIG_FILE}.")
         config = reasons.attempt(read_config_file, folder / CONFIG_FILE)
         tensors = reasons.attempt(_open_tensors, folder, reasons, values)
     except OSError as error:
-        reason = f"the folder {folder.name!r} cannot be read: {error.strerror or error}."
+        reason = f"the folder {named(folder)} cannot be read: {error.strerror or error}."
         reasons.add(Refusal(Code.FOLDER_UNREADABLE, reason))
         return None
     except Refusal as refusal:
@@ -61,18 +59,28 @@ def _open_tensors(folder: Path, reasons: Reasons, values: bool) -> Tensors:
     if not path.exists() and (folder / PICKLE_FILE).exists():
         raise Refusal(
             Code.FOLDER_PICKLE,
-            f"the folder {folder.name!r} has {PICKLE_FILE} and no {TENSOR_FILE}. A pickle can run code, so it is not "
+            f"the folder {named(folder)} has {PICKLE_FILE} and no {TENSOR_FILE}. A pickle can run code, so it is not "
             "read. Load the adapter in PEFT and call save_pretrained again.",
         )
     _require_file(path)
     return Tensors.of_file(path, reasons, values=values)
 
 
+def named(folder: Path) -> str:
+    """The last part of a path, for a sentence; the whole path where it has none."""
+    return repr(folder.name or str(folder))
+
+
 def _require_file(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise Refusal(
+            Code.FOLDER_INCOMPLETE,
+            f"{path.name} in the folder {named(path.parent)} is a link to a file that is not there. Copy the file.",
+        )
     if not path.exists():
         raise Refusal(
             Code.FOLDER_INCOMPLETE,
-            f"the folder {path.parent.name!r} has no {path.name}. Is it the folder of a PEFT adapter?",
+            f"the folder {named(path.parent)} has no {path.name}. Is it the folder of a PEFT adapter?",
         )
     if not path.is_file():
-        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is not a file.")
+        raise Refusal(Code.FOLDER_UNREADABLE, f"{path.name} is not a file. Save the adapter again.")

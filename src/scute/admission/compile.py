@@ -86,4 +86,5 @@ def compile_checkpoint(checkpoint: Checkpoint, base: BaseModel) -> AdapterForm |
     if getattr(config, "bias", "none") == "all":
         members |= bias_only_members(tensors, sites, base)
     tensors.refuse_left_overs()
+    reasons.attempt(tensors.refuse_changes)
     return AdapterForm(method.name, {names[module]: member for module, member in members.items()})

@@ -6,12 +6,12 @@ Source: `check_target_module_exists` and `_maybe_include_all_linear_layers`, pef
 
 from collections.abc import Collection, Iterator, Sequence
 
-from scute.admission import patterns
 from scute.admission.base import BaseModel
 from scute.admission.config import AdapterConfig
+from scute.admission.patterns import layer_index
 from scute.admission.reasons import Reasons
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE
-from scute.errors import Code, Refusal
+from scute.errors import Code, Refusal, shown
 
 ALL_LINEAR = "all-linear"
 
@@ -33,7 +33,7 @@ def _differences(config: AdapterConfig, sites: Collection[str], base: BaseModel)
     if not targeted:
         yield Refusal(
             Code.CONFIG_MISMATCH,
-            f"{CONFIG_FILE}: target_modules = {config.target_modules!r} matches no linear projection of the base "
+            f"{CONFIG_FILE}: target_modules = {shown(config.target_modules)} matches no linear projection of the base "
             "model. Is this the adapter's base model?",
         )
         return
@@ -63,21 +63,22 @@ def refuse_output_head(names: Collection[str], base: BaseModel) -> None:
 
 def is_targeted(config: AdapterConfig, name: str, base: BaseModel) -> bool:
     """Whether PEFT puts an adapter on the module of that name."""
-    if config.exclude_modules and _matches(config.exclude_modules, name):
+    if config.exclude_modules and _matches(config, config.exclude_modules, name):
         return False
     targets = config.target_modules
     if isinstance(targets, str):
         if targets.lower() == ALL_LINEAR:
             return name in base.projections and name != base.output_head
-        return _matches(targets, name)
-    return name in targets or (_matches(targets, name) and _is_in_layers(config, name))
+        return _matches(config, targets, name)
+    return name in targets or (_matches(config, targets, name) and _is_in_layers(config, name))
 
 
-def _matches(names: str | list[str], name: str) -> bool:
+def _matches(config: AdapterConfig, names: str | list[str], name: str) -> bool:
     """A string is a regular expression for the whole name; a list holds names or their last parts."""
     if isinstance(names, str):
-        return patterns.whole_name(names).fullmatch(name) is not None
-    return any(name == part or name.endswith(f".{part}") for part in names)
+        return config.expressions.fullmatch(names, name) is not None
+    parts = name.split(".")
+    return not {".".join(parts[first:]) for first in range(len(parts))}.isdisjoint(names)
 
 
 def _is_in_layers(config: AdapterConfig, name: str) -> bool:
@@ -86,5 +87,6 @@ def _is_in_layers(config: AdapterConfig, name: str) -> bool:
         return True
     containers: Sequence[str | None] = config.layers_pattern or [None]
     containers = [containers] if isinstance(containers, str) else containers
-    match = next(filter(None, (patterns.layer_index(container).match(name) for container in containers)), None)
+    found = (config.expressions.match(layer_index(container), name) for container in containers)
+    match = next(filter(None, found), None)
     return match is not None and int(match["idx"]) in ([layers] if isinstance(layers, int) else layers)

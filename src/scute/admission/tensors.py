@@ -1,7 +1,8 @@
 """The tensors of a safetensors file, of which each can be taken once, and with or without their values."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,7 @@ class Tensors:
     """The tensors of a file, by name, on the CPU. Each can be taken once; what nobody took is an error.
 
     Of a file whose header alone was read they are on the meta device: shapes and dtypes without values.
-    file: its name, for sentences. reasons: where refusals go. read: gives the values of a tensor on the meta device.
+    file: its name, for sentences. reasons: where refusals go. source: has the values of tensors on the meta device.
     """
 
     def __init__(
@@ -33,13 +34,13 @@ class Tensors:
         tensors: dict[str, Tensor],
         reasons: Reasons | None = None,
         file: str = TENSOR_FILE,
-        read: Callable[[str], Tensor] | None = None,
+        source: SafetensorsFile | None = None,
     ) -> None:
         self._left = dict(tensors)
         self.reasons = Reasons() if reasons is None else reasons
         self.file = file
-        self._read = read
-        self.has_values = read is not None or not any(tensor.is_meta for tensor in tensors.values())
+        self._source = source
+        self.has_values = source is not None or not any(tensor.is_meta for tensor in tensors.values())
 
     @classmethod
     def of_file(cls, path: Path, reasons: Reasons | None = None, *, values: bool = True) -> Self:
@@ -50,7 +51,7 @@ class Tensors:
         check_size(path.name, path.stat().st_size)
         try:
             file = SafetensorsFile(path)
-            return cls(file.meta(), reasons, path.name, file.read if values else None)
+            return cls(file.meta(), reasons, path.name, file if values else None)
         except DAMAGED as error:
             raise _damaged(path.name, error) from error
 
@@ -86,8 +87,9 @@ class Tensors:
         """
         tensor = self._left.pop(name, None)
         refusal = self._refusal_of(name, tensor, shape, reason)
-        if refusal is None and tensor is not None and self._read is not None:
-            tensor = self._values(self._read, name)
+        if refusal is None and tensor is not None and self._source is not None:
+            with self._reading():
+                tensor = self._source.read(name)
             refusal = self._refusal_of_values(name, tensor)
         if refusal is None:
             assert tensor is not None
@@ -124,13 +126,20 @@ class Tensors:
             return Refusal(Code.TENSOR_NOT_FINITE, f"{name} holds NaN or infinity. The training run diverged; retrain.")
         return None
 
-    def _values(self, read: Callable[[str], Tensor], name: str) -> Tensor:
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            return read(name)
+            yield
         except OSError as error:
             raise Refusal(Code.FOLDER_UNREADABLE, f"{self.file} cannot be read: {error.strerror or error}.") from error
         except DAMAGED as error:
             raise _damaged(self.file, error) from error
+
+    def refuse_changes(self) -> None:
+        """Refuse FOLDER_UNREADABLE if the file was being written while tensors were taken."""
+        if self._source is not None:
+            with self._reading():
+                self._source.check()
 
     def refuse_left_overs(self, meaning: str = CONFIG_FILE) -> None:
         """Refuse TENSOR_LEFT_OVER if any tensor was not taken: it would have changed the maths.

@@ -47,6 +47,7 @@ def read_folder(folder: Path, base: BaseModel, reasons: Reasons, *, values: bool
 def _form(manifest: Manifest, tensors: Tensors, base: BaseModel) -> AdapterForm | None:
     members = tensors.reasons.attempt(_members, manifest, tensors, base)
     tensors.refuse_left_overs(MANIFEST_FILE)
+    tensors.reasons.attempt(tensors.refuse_changes)
     return None if members is None else AdapterForm(manifest.method, members)
 
 

@@ -22,7 +22,7 @@ from scute.admission.sites import Site
 from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.fold import live_slots
 from scute.algebra.form import Bias, Member, Term
-from scute.errors import Code, Refusal
+from scute.errors import Code, Refusal, shown
 
 Kept = Annotated[dict[str, list[bool]], BeforeValidator(lambda value: {} if value is None else value)]
 
@@ -59,9 +59,11 @@ def build(config: AdaLoraConfig, sites: Mapping[str, Site], _: BaseModel, __: Te
     ranks = {key.rpartition(".")[0]: sum(kept) for key, kept in config.rank_pattern.items()}
     members = {module: _member(config, site, ranks.get(module, config.init_r)) for module, site in sites.items()}
     changing = {module: member for module, member in members.items() if live_slots(member) or member.terms}
-    unknown = next((module for module in ranks if module not in sites), None)
+    unknown = next((key for key in config.rank_pattern if key.rpartition(".")[0] not in sites), None)
     if unknown is not None or not changing:
-        what = "leaves no direction of any projection" if unknown is None else f"names {unknown}, which is not adapted"
+        what = "leaves no direction of any projection"
+        if unknown is not None:
+            what = f"has {shown(unknown)}, which is no tensor of an adapted projection"
         sentence = f"{CONFIG_FILE}: rank_pattern {what}. Serve the folder as PEFT saved it."
         next(iter(sites.values())).refuse(Refusal(Code.CONFIG_MISMATCH, sentence))
     return changing

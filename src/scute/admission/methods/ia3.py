@@ -18,7 +18,6 @@ from torch import Tensor
 from scute.admission.base import BaseModel
 from scute.admission.config import AdapterConfig, Names
 from scute.admission.methods.method import Method
-from scute.admission.patterns import whole_name
 from scute.admission.sites import Site
 from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.form import Bias, Member, Rotation
@@ -62,7 +61,7 @@ def _take_vector(site: Site, is_feed_forward: bool) -> Tensor:
 
 def _is_feed_forward(config: Ia3Config, site: Site) -> bool:
     """The shape tells the side, and must agree with PEFT's rule: `IA3Model._check_target_module_feedforward`."""
-    named = _is_named(config.feedforward_modules, site.module)
+    named = _is_named(config, site.module)
     shape = site.shape(VECTOR)
     output_side, input_side = (site.projection.out_features, 1), (1, site.projection.in_features)
     if named is None:
@@ -79,12 +78,13 @@ def _is_feed_forward(config: Ia3Config, site: Site) -> bool:
     return named
 
 
-def _is_named(names: Names | None, module: str) -> bool | None:
+def _is_named(config: Ia3Config, module: str) -> bool | None:
     """PEFT compares without a dot in front: "proj" names every module that ends in it."""
+    names = config.feedforward_modules
     if names is None:
         return None
     if isinstance(names, str):
-        return whole_name(names).fullmatch(module) is not None
+        return config.expressions.fullmatch(names, module) is not None
     return module.endswith(tuple(names))
 
 

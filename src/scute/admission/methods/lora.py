@@ -19,12 +19,12 @@ from scute.admission.base import BaseModel
 from scute.admission.biases import take_base_bias
 from scute.admission.config import AdapterConfig, AlphaPattern, RankPattern
 from scute.admission.methods.method import Method, RawConfig
-from scute.admission.patterns import end_of_name
+from scute.admission.patterns import Expressions, end_of_name
 from scute.admission.sites import Site
 from scute.admission.tensors import CONFIG_FILE, Tensors
 from scute.algebra.fold import product
 from scute.algebra.form import Bias, Member, Term
-from scute.errors import Code, Refusal
+from scute.errors import Code, Refusal, shown
 
 HARMLESS_INITS = ("true", "gaussian", "eva", "orthogonal", "mica")
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
@@ -100,19 +100,19 @@ def _member(config: LoraConfig, site: Site) -> Member:
 
 def take_factors(config: LowRankConfig, site: Site) -> tuple[Tensor, Tensor, float]:
     """A [in, r], B [r, out] and c; r is what the config gives this module, as PEFT would build it."""
-    rank = first_hit(config.rank_pattern, site.module, config.r)
-    alpha = first_hit(config.alpha_pattern, site.module, config.lora_alpha)
+    rank = first_hit(config.rank_pattern, site.module, config.r, config.expressions)
+    alpha = first_hit(config.alpha_pattern, site.module, config.lora_alpha, config.expressions)
     a = site.take("lora_A.weight", rank, site.projection.in_features)
     b = site.take("lora_B.weight", site.projection.out_features, rank)
     return a.T, b.T, alpha / (math.sqrt(rank) if config.use_rslora else rank)
 
 
-def first_hit(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
+def first_hit(pattern: Mapping[str, Value], module: str, default: Value, expressions: Expressions) -> Value:
     """The value of the first key, a regular expression, that matches the end of the module's name.
 
     PEFT: `get_pattern_key`, peft/utils/other.py; a key that equals the name counts even if it does not match.
     """
-    key = next((key for key in pattern if end_of_name(key).match(module)), module)
+    key = next((key for key in pattern if expressions.match(end_of_name(key), module)), module)
     return pattern.get(key, default)
 
 
@@ -124,12 +124,14 @@ def check_init(raw: RawConfig, _: Tensors) -> None:
     if init.lower().startswith(BASE_CHANGING_INITS):
         raise Refusal(
             Code.INIT_CHANGED_BASE,
-            f"{CONFIG_FILE}: init_lora_weights = {init!r} trained against a changed base weight. "
+            f"{CONFIG_FILE}: init_lora_weights = {shown(init)} trained against a changed base weight. "
             "Save again with save_pretrained(..., path_initial_model_for_weight_conversion=...), "
             "which makes a plain LoRA of it; for LoftQ, serve the LoftQ base and set the field to true.",
         )
     known = ", ".join(HARMLESS_INITS)
-    raise Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: init_lora_weights = {init!r}; expected a boolean or {known}.")
+    raise Refusal(
+        Code.CONFIG_INVALID, f"{CONFIG_FILE}: init_lora_weights = {shown(init)}; expected a boolean or {known}."
+    )
 
 
 METHOD = Method(

@@ -26,7 +26,7 @@ from scute.admission.methods.method import Method, RawConfig
 from scute.admission.sites import Site
 from scute.admission.tensors import CONFIG_FILE, TENSOR_FILE, Tensors
 from scute.algebra.form import Bias, Member, Rotation
-from scute.errors import Code, Refusal
+from scute.errors import Code, Refusal, shown
 
 WEIGHT = "oft_R.weight"
 NEW_SERIES = Version("0.18.0")
@@ -168,7 +168,8 @@ def _is_new_series(peft_version: str | None) -> bool:
     try:
         return Version(peft_version.partition("@")[0]) >= NEW_SERIES
     except InvalidVersion as error:
-        raise Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: peft_version = {peft_version!r} is no version.") from error
+        found = f"{CONFIG_FILE}: field peft_version: found {shown(peft_version)}; expected a version, as '0.21.2'."
+        raise Refusal(Code.CONFIG_INVALID, found) from error
 
 
 METHOD = Method(

@@ -3,7 +3,7 @@
 from scute.admission.methods import adalora, dora, ia3, lora, oft, vera
 from scute.admission.methods.method import Method, RawConfig
 from scute.admission.tensors import CONFIG_FILE
-from scute.errors import Code, Refusal
+from scute.errors import Code, Refusal, shown
 
 PROMPTS = "it adds learned vectors to the prompt or to the KV cache and changes no projection"
 WHY_NOT = {
@@ -24,13 +24,15 @@ def method_of(raw: RawConfig) -> Method:
     """The one method that claims the config. Refuses CONFIG_INVALID or METHOD_UNSUPPORTED."""
     peft_type = raw.get("peft_type")
     if not isinstance(peft_type, str):
-        raise Refusal(Code.CONFIG_INVALID, f"{CONFIG_FILE}: field peft_type is {peft_type!r}; expected a string.")
+        raise Refusal(
+            Code.CONFIG_INVALID, f"{CONFIG_FILE}: field peft_type: found {shown(peft_type)}; expected a string."
+        )
     claims = [method for method in METHODS if method.peft_type == peft_type and method.claims(raw)]
     if len(claims) != 1:
         served = ", ".join(f"{method.name} ({method.peft_type})" for method in METHODS)
         why = f": {WHY_NOT[peft_type]}" if peft_type in WHY_NOT else ""
         raise Refusal(
             Code.METHOD_UNSUPPORTED,
-            f"{CONFIG_FILE}: peft_type = {peft_type!r} is not served{why}. Scute serves {served}.",
+            f"{CONFIG_FILE}: peft_type = {shown(peft_type)} is not served{why}. Scute serves {served}.",
         )
     return claims[0]
