@@ -99,6 +99,19 @@ def test_a_pair_is_resident_once(pairs):
     assert not pairs.a[1, 3:].any()
 
 
+def test_pairs_are_restored_where_the_device_has_lost_them(pairs):
+    """As a sleep of level 2 does."""
+    pairs.acquire(pair("x"), 1)
+    pairs.acquire(pair("y", rank=3), 2)
+    before = pairs.a.clone(), pairs.b.clone(), pairs.rank.clone()
+    for tensor in (pairs.a, pairs.b, pairs.rank):
+        tensor.fill_(77)
+    pairs.restore()
+    after = pairs.a[0], pairs.a[1, :3], pairs.b[0], pairs.b[1, :3], pairs.rank
+    wanted = before[0][0], before[0][1, :3], before[1][0], before[1][1, :3], before[2]
+    assert all(torch.equal(one, two) for one, two in zip(after, wanted, strict=True))
+
+
 def test_a_place_is_free_once_its_last_adapter_goes(pairs):
     for adapter, key in enumerate("xxy"):
         pairs.acquire(pair(key), adapter)

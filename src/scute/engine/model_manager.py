@@ -178,6 +178,14 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
             logger.info("Admitted %s adapter %r in %.2f s", packed.method, request.lora_name, seconds)
         return self._as_lora_model(adapter_id, packed)
 
+    def restore_device_memory(self) -> None:
+        """What outlives the adapters in it: a sleep of level 2 leaves anything there."""
+        for layer in self.modules.values():
+            if isinstance(layer, ScuteLinear):
+                layer.slots.arrivals.zero_()
+        if self.pairs is not None:
+            self.pairs.restore()
+
     def readmit_dora(self) -> None:
         """Admit again, now rather than in a step; one that is refused by now is dropped, with its reason in the log."""
         for adapter_id, path in self.store.paths_needing_base_weights():
@@ -306,9 +314,6 @@ class ScuteModelManager(LRUCacheLoRAModelManager):
 
     def remove_all_adapters(self) -> None:
         super().remove_all_adapters()
-        for layer in self.modules.values():
-            if isinstance(layer, ScuteLinear):
-                layer.slots.arrivals.zero_()  # memory that was discarded in between holds anything
         self.arena.clear()
         self.slots.clear()
 

@@ -11,6 +11,7 @@ class SharedPairs:
     """The resident pairs of shared factors, counted by the adapters that use them.
 
     a: [pairs, shared rank, max_in]; b: [pairs, shared rank, max_out]; rank: [pairs] int32, and the same on the host.
+    The host keeps the factors too, as PEFT wrote them.
     """
 
     def __init__(
@@ -21,7 +22,7 @@ class SharedPairs:
         self.b = torch.zeros(pairs, rank, max_out, dtype=dtype, device=device)
         self.rank = torch.zeros(pairs, dtype=torch.int32, device=device)
         self.host_rank = np.zeros(pairs, dtype=np.int32)
-        self._keys: list[str | None] = [None] * pairs
+        self._held: list[SharedPair | None] = [None] * pairs
         self._users: list[set[int]] = [set() for _ in range(pairs)]
 
     def check_fits(self, pair: SharedPair) -> None:
@@ -41,25 +42,37 @@ class SharedPairs:
 
     def has_room_for(self, pair: SharedPair, adapter_id: int) -> bool:
         """Whether the pair is resident or has a place; what `adapter_id` holds alone counts as free."""
-        return pair.key in self._keys or any(users <= {adapter_id} for users in self._users)
+        return pair.key in self._keys() or any(users <= {adapter_id} for users in self._users)
 
     def acquire(self, pair: SharedPair, adapter_id: int) -> None:
         """Make the pair resident if it is not; the adapter holds its place until `release`."""
-        if pair.key in self._keys:
-            place = self._keys.index(pair.key)
+        if pair.key in self._keys():
+            place = self.place_of(pair.key)
         else:
             place = next(i for i, users in enumerate(self._users) if not users)
-            self._keys[place] = pair.key
-            self.a[place, : pair.rank, : pair.a.shape[0]].copy_(pair.a.T)
-            self.b[place, : pair.rank, : pair.b.shape[1]].copy_(pair.b)
-            self.rank[place : place + 1].copy_(torch.tensor([pair.rank], dtype=torch.int32))
-            self.host_rank[place] = pair.rank
+            self._held[place] = pair
+            self._copy(place, pair)
         self._users[place].add(adapter_id)
+
+    def restore(self) -> None:
+        """Copy all of them again: a sleep of level 2 discards the device's memory."""
+        for place, pair in enumerate(self._held):
+            if pair is not None:
+                self._copy(place, pair)
 
     def place_of(self, key: str) -> int:
         """Place of a pair that some adapter holds."""
-        return self._keys.index(key)
+        return self._keys().index(key)
 
     def release(self, adapter_id: int) -> None:
         for users in self._users:
             users.discard(adapter_id)
+
+    def _keys(self) -> list[str | None]:
+        return [None if pair is None else pair.key for pair in self._held]
+
+    def _copy(self, place: int, pair: SharedPair) -> None:
+        self.a[place, : pair.rank, : pair.a.shape[0]].copy_(pair.a.T)
+        self.b[place, : pair.rank, : pair.b.shape[1]].copy_(pair.b)
+        self.rank[place : place + 1].copy_(torch.tensor([pair.rank], dtype=torch.int32))
+        self.host_rank[place] = pair.rank

@@ -76,4 +76,5 @@ class ScuteWorkerManager(LRUCacheWorkerLoRAManager):
 
     def readmit(self) -> None:
         """Compile DoRA adapters again: the base weights, and so their scales, have changed."""
+        self._adapter_manager.restore_device_memory()
         self._adapter_manager.readmit_dora()
