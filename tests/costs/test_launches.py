@@ -7,6 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scute.costs import LayerShape, Slots
 from scute.costs.launches import launches
 from scute.costs.traffic import Route, live_routes
+from scute.kernels.plan import RANKS, UNBOUNDED
+from scute.kernels.routes import SMALL_BATCH
 from scute.tuning.layers import Adapter, Pool
 
 launch = pytest.importorskip("scute.kernels.launch")
@@ -61,7 +63,7 @@ def kernels(monkeypatch):
 
     for module in (launch.launch_decode, launch.launch_prefill, launch.launch_rotate):
         for name, value in vars(module).items():
-            if type(value).__name__ in ("JITFunction", "InterpretedFunction"):
+            if type(value).__name__ == "Kernel":
                 monkeypatch.setattr(module, name, Kernel(name))
     return run
 
@@ -75,9 +77,10 @@ def test_launches_of_a_layer(kernels, monkeypatch, names, rows, fuses):
     monkeypatch.setattr(launch.launch_rotate, "is_roomy", lambda _: fuses)
     adapters = [ADAPTERS[name] for name in names]
     pool = Pool([*adapters, ADAPTERS["LoRA"]], [SHAPE], 1, torch.float16, "cpu")
-    # The last adapter has no row. As in an engine, a rank is possible.
     slots = [row % len(adapters) for row in range(rows)]
     batch = pool.plan(rows, slots)
+    if rows <= SMALL_BATCH:
+        batch.live[RANKS] = UNBOUNDED  # as in a graph; the last adapter has a rank, and no row
     x, weight = torch.zeros(rows, 64, dtype=torch.float16), torch.zeros(64, 64, dtype=torch.float16)
     with Operators() as operators:
         launch.linear(x, weight, None, *pool.layers[0].slots, batch.buffer)

@@ -283,7 +283,8 @@ def test_a_stack_is_refused_with_the_reason(world, server, tmp_path):
     assert "no stack" in refuses(server, f"scute+stack:{world.folders['dora']}", Code.STACK_PATH)
     assert "'oft' cannot be applied after 'vera' on" in refuses(server, stack("vera", "oft"), Code.STACK_ROTATION)
     assert "adapter 2 of the stack, 'gone'" in refuses(server, stack("ia3", "gone"), Code.FOLDER_MISSING)
-    assert "add up" in refuses(server, stack("dora", "lora-r8"), Code.CAPACITY_RANK)
+    write_adapter(world.oracle.base, "lora-r8", tmp_path / "long", r=500)
+    assert "add up" in refuses(server, stack("dora", "long"), Code.CAPACITY_RANK)
 
 
 def test_unloading_waits_for_running_requests(world, server):

@@ -15,7 +15,7 @@ def launches(shape: LayerShape, live: Set[Route], rows: int, fuses_gemm: bool) -
     if not rows or not live:
         return 0
     decode = rows <= SMALL_BATCH
-    count = 2  # shrink and expand, whatever the adapters have
+    count = 2 if decode or Route.LOW_RANK in live else 1  # a graph has the shrink, whatever the adapters have
     if Route.SHARED in live and not decode:
         count += 3  # the pairs' shrink, its end, and their expand
     if Route.ROTATION in live:
