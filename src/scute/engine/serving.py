@@ -5,6 +5,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from vllm.v1.engine.exceptions import EngineDeadError
+
 from scute.engine import loads
 from scute.engine.admissions import Admissions
 from scute.engine.name_locks import NameLocks
@@ -86,7 +88,8 @@ def release_unloaded(unload_lora_adapter: Call) -> Call:
 def resolve_or_refuse(resolve_lora: Call) -> Call:
     """A 400 with the reason, for a name that breaks the rules and for an adapter that cannot be loaded.
 
-    vLLM would answer 500 for what a resolver raises, and keeps the reason of a failed load to itself.
+    vLLM would answer 500 for what a resolver raises, keeps the reason of a failed load to itself, and blames the
+    adapter where the engine has died. Raises EngineDeadError then.
     """
 
     @functools.wraps(resolve_lora)
@@ -102,6 +105,8 @@ def resolve_or_refuse(resolve_lora: Call) -> Call:
                 result = _error()
         if getattr(result, "error", None) is not None and load.refusal is not None:
             return _refused(result, load.refusal, lora_name, missing=HTTPStatus.BAD_REQUEST)
+        if isinstance(load.error, EngineDeadError):
+            raise load.error
         return result
 
     return resolving

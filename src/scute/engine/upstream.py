@@ -93,6 +93,7 @@ FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.async_llm:AsyncLLM.list_loras": ("self",),
+    "vllm.v1.engine.core_client:AsyncMPClient._ensure_output_queue_task": ("self",),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self", "usage_context", "headless"),
     "vllm.v1.engine.llm_engine:LLMEngine.add_request": (
         "self",
@@ -159,6 +160,8 @@ USES: dict[str, str] = {
 
 FRONT_END_USES: dict[str, str] = {
     "vllm.v1.engine.async_llm:AsyncLLM._add_streaming_input_request": "_input_stream_task",
+    "vllm.v1.engine.core_client:AsyncMPClient._ensure_output_queue_task": "output_queue_task",
+    "vllm.v1.engine.core_client:AsyncMPClient._call_utility_async": "utility_results",
     "vllm.entrypoints.serve.instrumentator:register_instrumentator_api_routers": "attach_router",
     "vllm.v1.metrics.stats:IterationStats.update_from_events": "request_running",
     "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_output": "lora_states",
@@ -201,6 +204,7 @@ BOUND = (
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.list_loras",
+    "vllm.v1.engine.core_client:AsyncMPClient._ensure_output_queue_task",
     f"{_MODELS}.__init__",
     f"{_MODELS}.load_lora_adapter",
     f"{_MODELS}.unload_lora_adapter",
