@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 from conftest import World, disagreement, stack_disagreement
 from damage import DAMAGES, write_damaged
 from http_server import Server, serve
@@ -141,6 +142,29 @@ def refuses(server: Server, folder: Path | str, code: Code) -> str:
 def test_a_refused_name_is_not_served(server, world):
     assert server.post("/v1/completions", model="bad", prompt=[5, 6], max_tokens=1).status_code == 404
     check(world, server, ["base"])
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "served"),
+    [("oft", None, "oft"), ("oft", "dora", "dora"), ("oft", "", "oft"), ("base", None, "base"), ("base", "oft", "oft")],
+)
+def test_an_invocation_of_sagemaker_is_answered_by_whom_it_names(server, model: str, header: str | None, served: str):
+    prompt = tiny_prompts(1)[0]
+    answer = invoke(server, model, header, prompt)
+    assert answer.json()["model"] == served
+    expected = server.post("/v1/completions", model=served, prompt=prompt, temperature=0, logprobs=0)
+    assert answer.json()["choices"][0]["logprobs"] == expected.json()["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize(("model", "header"), [("bad", None), ("base", "bad")])
+def test_an_invocation_of_nobody(server, model: str, header: str | None):
+    assert invoke(server, model, header, [5, 6]).status_code == 404
+
+
+def invoke(server: Server, model: str, header: str | None, prompt: list[int]) -> requests.Response:
+    headers = {} if header is None else {"X-Amzn-SageMaker-Adapter-Identifier": header}
+    body = {"model": model, "prompt": prompt, "temperature": 0, "logprobs": 0}
+    return requests.post(f"{server.address}/invocations", json=body, headers=headers, timeout=60)
 
 
 def test_every_adapter_is_still_served(world, server):
@@ -283,7 +307,8 @@ def test_a_stack_is_refused_with_the_reason(world, server, tmp_path):
     assert "no stack" in refuses(server, f"scute+stack:{world.folders['dora']}", Code.STACK_PATH)
     assert "'oft' cannot be applied after 'vera' on" in refuses(server, stack("vera", "oft"), Code.STACK_ROTATION)
     assert "adapter 2 of the stack, 'gone'" in refuses(server, stack("ia3", "gone"), Code.FOLDER_MISSING)
-    assert "add up" in refuses(server, stack("dora", "lora-r8"), Code.CAPACITY_RANK)
+    write_adapter(world.oracle.base, "lora-r8", tmp_path / "wide", r=500)
+    assert "add up" in refuses(server, stack("dora", "wide"), Code.CAPACITY_RANK)
 
 
 def test_unloading_waits_for_running_requests(world, server):

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from scute.engine import loads
+from scute.engine import loads, upstream
 from scute.engine.admissions import Admissions
 from scute.engine.name_locks import NameLocks
 from scute.engine.options import Options
@@ -19,15 +19,19 @@ from scute.errors import Code, Refusal
 
 Call = Callable[..., Any]
 
+ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+
 
 def bind() -> None:
-    """Wrap the model list of the API server."""
+    """Wrap the model list of the API server, and what attaches SageMaker's routes."""
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.serve.sagemaker import api_router
 
     OpenAIServingModels.__init__ = with_resolvers(OpenAIServingModels.__init__)
     OpenAIServingModels.load_lora_adapter = replace_or_refuse(OpenAIServingModels.load_lora_adapter)
     OpenAIServingModels.unload_lora_adapter = release_unloaded(OpenAIServingModels.unload_lora_adapter)
     OpenAIServingModels.resolve_lora = resolve_or_refuse(OpenAIServingModels.resolve_lora)
+    api_router.attach_router = keep_models(api_router.attach_router)
 
 
 def with_resolvers(init: Call) -> Call:
@@ -110,6 +114,36 @@ def resolve_or_refuse(resolve_lora: Call) -> Call:
         return result
 
     return resolving
+
+
+def keep_models(attach_router: Call) -> Call:
+    """Where SageMaker's header names no adapter, the body's `model` counts. vLLM would ask the base model.
+
+    vLLM undoes what importing SageMaker's package does to the loggers, so it is imported after that.
+    """
+
+    @functools.wraps(attach_router)
+    def attaching(*args: Any, **kwargs: Any) -> Any:
+        result = attach_router(*args, **kwargs)
+        upstream.check_signatures(upstream.SAGEMAKER_SIGNATURES)
+        transform = upstream.resolve(upstream.SAGEMAKER_TRANSFORM)
+        transform.transform_request = inject_what_is_given(transform.transform_request)
+        return result
+
+    return attaching
+
+
+def inject_what_is_given(transform_request: Call) -> Call:
+    """Of what puts the header into the body: leave the body as it is where the header is not there, or empty."""
+    unchanged = upstream.resolve(upstream.SAGEMAKER_OUTPUT)
+
+    @functools.wraps(transform_request)
+    async def transforming(self: Any, raw_request: Any) -> Any:
+        if not raw_request.headers.get(ADAPTER_HEADER):
+            return unchanged(raw_request=raw_request)
+        return await transform_request(self, raw_request)
+
+    return transforming
 
 
 def _error() -> Any:
