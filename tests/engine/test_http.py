@@ -119,6 +119,25 @@ def test_an_adapter_beyond_the_limits_is_refused(world, server, tmp_path):
     refuses(server, wide_block, Code.CAPACITY_ROTATION)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\udcffb", "\0"])
+def test_what_is_no_text_is_refused(world, server, text: str):
+    """JSON can say it. Where the name is only looked for, nobody has it."""
+    for name, path in [(text, world.folders["dora"]), ("bad", text), ("bad", stack_path([text, "/a"]))]:
+        answer = server.load(name, path)
+        assert (answer.status_code, Code.SOURCE_NAME in answer.text) == (400, True), answer.text
+    assert server.post("/v1/completions", model=text, prompt=[5, 6], max_tokens=1).status_code in (400, 404)
+    assert server.unload(text).status_code in (400, 404)
+
+
+@pytest.mark.parametrize("name", ["\u00e9", "e\u0301", "\U0001f999", "line\nbreak", "\u202e", " ", "\ufeff", '"}{'])
+def test_any_text_may_be_a_name(world, server, name: str):
+    assert server.load(name, world.folders["dora"]).status_code == 200
+    assert name in server.models()
+    assert name in labels_of(server.metrics(), "scute:adapter_info", "adapter_name")
+    assert server.post("/v1/completions", model=name, prompt=[5, 6], max_tokens=1).json()["model"] == name
+    assert server.unload(name).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "nowhere/near"])
 def test_a_missing_folder_is_not_found(server, path: str):
     """As in vLLM, whose message says less."""

@@ -145,9 +145,12 @@ def test_a_path_outside_is_refused_whether_it_is_there_or_not(root, options, pat
     assert str(root) not in str(refusal), "a client need not know where"
 
 
-def test_a_path_with_a_zero_byte(root, options):
-    assert refusal_of(f"{root}/a\0b", options).code is Code.SOURCE_NAME
-    assert refusal_of("a\0b", Options()).code is Code.SOURCE_NAME
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "a\udcffb"])
+def test_a_path_with_what_is_no_text(root, options, text: str):
+    for refusal in (refusal_of(f"{root}/{text}", options), refusal_of(text, Options())):
+        assert refusal.code is Code.SOURCE_NAME
+        assert str(refusal).isprintable()
+        assert "lora_path" in str(refusal)
 
 
 @pytest.mark.parametrize("target", ["secret", "nowhere"])

@@ -24,6 +24,7 @@ from scute.engine.base import check_folder
 from scute.engine.checks import check_config
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
+from scute.engine.sources import check_text
 
 _CLIENTS = frozenset(
     {
@@ -85,7 +86,11 @@ def _adapter_of(engine: Any, bound: inspect.BoundArguments) -> LoRARequest | Non
 
 
 def _is_new(engine: Any, request: LoRARequest) -> bool:
-    """Whether the engine has to admit the adapter first. Raises ValueError where it cannot have the adapter's id."""
+    """Whether the engine has to admit the adapter first.
+
+    Raises ValueError where it cannot have the adapter's id, and Refusal for a name that cannot be sent to it.
+    """
+    check_text("lora_name", request.lora_name)
     if request.load_inplace:
         return True
     admissions = Admissions.of(engine)
