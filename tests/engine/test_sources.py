@@ -223,6 +223,17 @@ def test_the_name_of_a_repository():
     assert refusal.value.code is Code.SOURCE_NAME
 
 
+@pytest.mark.parametrize("restricted", [True, False])
+def test_a_name_that_is_not_loaded_says_what_to_do(root, restricted: bool, monkeypatch):
+    """The stack of the front end has the paths of those that are."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refusal = refusal_of("tenant/one", Options(allowed_roots=(str(root),) if restricted else None))
+    assert refusal.code is (Code.SOURCE_NOT_ALLOWED if restricted else Code.FOLDER_MISSING)
+    assert "full path" in str(refusal)
+    assert "load that first" in str(refusal)
+    assert "put its files" not in str(refusal)
+
+
 def test_every_folder_of_a_stack_is_in_an_allowed_one(root):
     config = SimpleNamespace(additional_config={"scute": {"allowed_roots": [str(root)]}})
     inside, outside = root / "tenant" / "one", root.parent / "secret"

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from vllm import envs
+from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from scute.engine import loads, upstream
@@ -16,6 +18,8 @@ from scute.engine.resolvers import resolvers_of
 from scute.engine.sources import check_name
 from scute.engine.stack_names import with_paths
 from scute.errors import Code, Refusal
+
+logger = init_logger("vllm.scute")
 
 Call = Callable[..., Any]
 
@@ -41,7 +45,13 @@ def with_resolvers(init: Call) -> Call:
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         self.lora_resolver_lock = NameLocks()
-        self.lora_resolvers += resolvers_of(Options.read(self.engine_client.vllm_config))
+        resolvers = resolvers_of(Options.read(self.engine_client.vllm_config))
+        self.lora_resolvers += resolvers
+        if resolvers and not envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+            logger.warning(
+                "Requests cannot name adapters of allowed_roots and allowed_repositories, and get a 404: set "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 to have them looked up."
+            )
 
     return initialise
 

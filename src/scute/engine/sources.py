@@ -103,11 +103,14 @@ def find_folder(name: str, options: Options) -> Path | None:
 def check_inside(folder: Path, options: Options) -> None:
     """Raises Refusal unless the folder and each of its files really are under an allowed root. Opens nothing."""
     roots = [os.path.realpath(root) for root in options.allowed_roots or ()]
-    for path in (folder, *(folder / file for file in FILES)):
-        real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(root) for root in roots):
-            raise Refusal(
-                Code.SOURCE_NOT_ALLOWED,
-                f"{folder.name!r} leads to no place that this server takes adapters from; put its files under a folder "
-                "of allowed_roots, or use a repository of allowed_repositories, in additional_config['scute'].",
-            )
+    real = [Path(os.path.realpath(path)) for path in (folder, *(folder / file for file in FILES))]
+    if all(any(path.is_relative_to(root) for root in roots) for path in real):
+        return
+    raise Refusal(
+        Code.SOURCE_NOT_ALLOWED,
+        f"{folder.name!r} leads to no place that this server takes adapters from; put its files under a folder of "
+        "allowed_roots, or use a repository of allowed_repositories, in additional_config['scute']."
+        if folder.is_absolute()
+        else f"{str(folder)!r} is neither the full path of a folder under allowed_roots nor in allowed_repositories. "
+        "Give the full path; in a stack it may also be the name of an adapter that is loaded, so load that first.",
+    )
