@@ -92,7 +92,10 @@ def serve(
             yield Server(f"http://127.0.0.1:{port}", process)
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=60)
+            finally:
+                process.kill()
 
 
 def _module(name: str, path: Path | str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from vllm.entrypoints.serve import create_error_response
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from scute.engine import front_end, serving
 from scute.engine.refusals import find_refusal
@@ -238,6 +239,39 @@ def test_two_engines_in_one_process_are_apart():
     first.ask(adapter())
     second.ask(adapter())
     assert first.engine.loads == second.engine.loads == [(1, "/a")]
+
+
+def test_calls_fail_when_nobody_reads_their_answers():
+    """Those that wait then, and those that are sent before the client knows."""
+
+    class Client:
+        def __init__(self) -> None:
+            self.resources = SimpleNamespace(output_queue_task=None)
+            self.utility_results: dict[int, asyncio.Future[int]] = {}
+
+        def ensure(self) -> None:
+            if self.resources.output_queue_task is None:
+                self.resources.output_queue_task = asyncio.create_task(asyncio.sleep(60))
+
+        ensure = front_end._fail_unanswered(ensure)
+
+        def call(self, number: int) -> asyncio.Future[int]:
+            self.utility_results[number] = asyncio.get_running_loop().create_future()
+            self.ensure()
+            return self.utility_results[number]
+
+    async def end_while_two_wait() -> list[Any]:
+        client = Client()
+        first, second, third = client.call(1), client.call(2), client.call(3)
+        client.utility_results.pop(1).set_result(7)
+        third.cancel()
+        client.resources.output_queue_task.cancel()
+        found = await asyncio.gather(first, second, third, return_exceptions=True)
+        return [*found, *await asyncio.gather(client.call(4), return_exceptions=True)]
+
+    first, second, third, late = asyncio.run(asyncio.wait_for(end_while_two_wait(), timeout=10))
+    assert (first, type(third)) == (7, asyncio.CancelledError)
+    assert type(second) is type(late) is EngineDeadError
 
 
 def answer_to(result: Any) -> Any:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 from conftest import World, disagreement, stack_disagreement
 from damage import DAMAGES, write_damaged
 from http_server import Server, serve
@@ -118,6 +119,25 @@ def test_an_adapter_beyond_the_limits_is_refused(world, server, tmp_path):
     refuses(server, wide_block, Code.CAPACITY_ROTATION)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\udcffb", "\0"])
+def test_what_is_no_text_is_refused(world, server, text: str):
+    """JSON can say it. Where the name is only looked for, nobody has it."""
+    for name, path in [(text, world.folders["dora"]), ("bad", text), ("bad", stack_path([text, "/a"]))]:
+        answer = server.load(name, path)
+        assert (answer.status_code, Code.SOURCE_NAME in answer.text) == (400, True), answer.text
+    assert server.post("/v1/completions", model=text, prompt=[5, 6], max_tokens=1).status_code in (400, 404)
+    assert server.unload(text).status_code in (400, 404)
+
+
+@pytest.mark.parametrize("name", ["\u00e9", "e\u0301", "\U0001f999", "line\nbreak", "\u202e", " ", "\ufeff", '"}{'])
+def test_any_text_may_be_a_name(world, server, name: str):
+    assert server.load(name, world.folders["dora"]).status_code == 200
+    assert name in server.models()
+    assert name in labels_of(server.metrics(), "scute:adapter_info", "adapter_name")
+    assert server.post("/v1/completions", model=name, prompt=[5, 6], max_tokens=1).json()["model"] == name
+    assert server.unload(name).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "nowhere/near"])
 def test_a_missing_folder_is_not_found(server, path: str):
     """As in vLLM, whose message says less."""
@@ -141,6 +161,29 @@ def refuses(server: Server, folder: Path | str, code: Code) -> str:
 def test_a_refused_name_is_not_served(server, world):
     assert server.post("/v1/completions", model="bad", prompt=[5, 6], max_tokens=1).status_code == 404
     check(world, server, ["base"])
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "served"),
+    [("oft", None, "oft"), ("oft", "dora", "dora"), ("oft", "", "oft"), ("base", None, "base"), ("base", "oft", "oft")],
+)
+def test_an_invocation_of_sagemaker_is_answered_by_whom_it_names(server, model: str, header: str | None, served: str):
+    prompt = tiny_prompts(1)[0]
+    answer = invoke(server, model, header, prompt)
+    assert answer.json()["model"] == served
+    expected = server.post("/v1/completions", model=served, prompt=prompt, temperature=0, logprobs=0)
+    assert answer.json()["choices"][0]["logprobs"] == expected.json()["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize(("model", "header"), [("bad", None), ("base", "bad")])
+def test_an_invocation_of_nobody(server, model: str, header: str | None):
+    assert invoke(server, model, header, [5, 6]).status_code == 404
+
+
+def invoke(server: Server, model: str, header: str | None, prompt: list[int]) -> requests.Response:
+    headers = {} if header is None else {"X-Amzn-SageMaker-Adapter-Identifier": header}
+    body = {"model": model, "prompt": prompt, "temperature": 0, "logprobs": 0}
+    return requests.post(f"{server.address}/invocations", json=body, headers=headers, timeout=60)
 
 
 def test_every_adapter_is_still_served(world, server):

@@ -1,6 +1,7 @@
 """A process of the engine that is killed ends the running requests with an error, and answers nobody's with another's.
 
-The engine runs in a process group of its own, so that a hang ends at a time limit and leaves nothing behind.
+Nobody waits for an adapter that will never be loaded. An engine runs in a process group of its own, so that a hang ends
+at a time limit and leaves nothing behind.
 """
 
 import asyncio
@@ -10,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from http_server import serve
 
 pytestmark = pytest.mark.engine
 
@@ -53,6 +57,29 @@ def test_a_killed_process_is_an_error(world, tmp_path, victim: str, ranks: int):
     assert report["error_afterwards"] == "EngineDeadError"
     assert all(TOKENS // 4 <= len(answer["tokens"]) < TOKENS for answer in report["answers"].values())
     assert {name: wrong for name in report["answers"] if (wrong := differences(report, name))} == {}
+
+
+@pytest.mark.parametrize("ending", ["the core is killed", "the server is told to end"])
+def test_whoever_waits_for_an_adapter_is_answered_at_the_end(world, tmp_path, ending: str):
+    """A load and a request that looks a name up, while the engine is busy; and the server exits."""
+    root = str(Path(world.folders["oft"]).parent)
+    with serve(world.base, tmp_path, {}, {"allowed_roots": [root]}) as server, ThreadPoolExecutor() as threads:
+        core = core_of(server.process.pid)
+        core.suspend()
+        calls = [
+            threads.submit(server.load, "dora", world.folders["dora"]),
+            threads.submit(server.post, "/v1/completions", model="oft", prompt=[5, 6], max_tokens=1),
+        ]
+        time.sleep(2)
+        assert not any(call.done() for call in calls)
+        if ending == "the core is killed":
+            core.kill()
+        else:
+            server.process.terminate()
+        answers = [call.result(timeout=SECONDS_TO_FAIL) for call in calls]
+        assert [answer.status_code for answer in answers] == [500, 500]
+        assert all("EngineCore encountered an issue" in answer.text for answer in answers)
+        server.process.wait(timeout=SECONDS_TO_FAIL)
 
 
 def differences(report: dict[str, Any], name: str) -> list[str]:
@@ -129,13 +156,17 @@ def stream_of(output: Any) -> dict[str, Any]:
 
 def kill(victim: str) -> int:
     """End the last rank, or the engine core, as the kernel would; the number of the process."""
-    import psutil
-
-    (core,) = [child for child in psutil.Process().children() if "resource_tracker" not in " ".join(child.cmdline())]
+    core = core_of(os.getpid())
     workers = [p for p in core.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
     process = core if victim == "core" else max(workers, key=lambda p: p.pid)
     process.kill()
     return int(process.pid)
+
+
+def core_of(client: int) -> psutil.Process:
+    """The engine core of the process that has started it."""
+    (core,) = [p for p in psutil.Process(client).children() if "resource_tracker" not in " ".join(p.cmdline())]
+    return core
 
 
 if __name__ == "__main__":

@@ -525,3 +525,20 @@ def test_a_lock_is_one_for_all_who_want_it():
     asyncio.run(scenario())
     assert order == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert len(locks) == 0
+
+
+@pytest.mark.parametrize(
+    ("scute", "allowed", "warns"),
+    [
+        ({"allowed_roots": ["/adapters"]}, "0", True),
+        ({"allowed_repositories": {"org/name": COMMIT}}, "0", True),
+        ({"allowed_roots": ["/adapters"]}, "1", False),
+        ({}, "0", False),
+    ],
+)
+def test_names_that_nobody_looks_up_are_a_warning(monkeypatch, scute: dict[str, Any], allowed: str, warns: bool):
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", allowed)
+    lines: list[str] = []
+    monkeypatch.setattr(serving.logger, "warning", lines.append)
+    models_of(scute)
+    assert ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in line for line in lines] == [True] * warns

@@ -145,9 +145,12 @@ def test_a_path_outside_is_refused_whether_it_is_there_or_not(root, options, pat
     assert str(root) not in str(refusal), "a client need not know where"
 
 
-def test_a_path_with_a_zero_byte(root, options):
-    assert refusal_of(f"{root}/a\0b", options).code is Code.SOURCE_NAME
-    assert refusal_of("a\0b", Options()).code is Code.SOURCE_NAME
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "a\udcffb"])
+def test_a_path_with_what_is_no_text(root, options, text: str):
+    for refusal in (refusal_of(f"{root}/{text}", options), refusal_of(text, Options())):
+        assert refusal.code is Code.SOURCE_NAME
+        assert str(refusal).isprintable()
+        assert "lora_path" in str(refusal)
 
 
 @pytest.mark.parametrize("target", ["secret", "nowhere"])
@@ -218,6 +221,17 @@ def test_the_name_of_a_repository():
     with pytest.raises(Refusal) as refusal:
         find_repository("org/name/../../x", options)
     assert refusal.value.code is Code.SOURCE_NAME
+
+
+@pytest.mark.parametrize("restricted", [True, False])
+def test_a_name_that_is_not_loaded_says_what_to_do(root, restricted: bool, monkeypatch):
+    """The stack of the front end has the paths of those that are."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refusal = refusal_of("tenant/one", Options(allowed_roots=(str(root),) if restricted else None))
+    assert refusal.code is (Code.SOURCE_NOT_ALLOWED if restricted else Code.FOLDER_MISSING)
+    assert "full path" in str(refusal)
+    assert "load that first" in str(refusal)
+    assert "put its files" not in str(refusal)
 
 
 def test_every_folder_of_a_stack_is_in_an_allowed_one(root):

@@ -24,6 +24,7 @@ def bind() -> None:
     bind_graphs()
     bind_front_end()
     bind_observation()
+    bind_log_lines()
 
 
 def bind_layers() -> None:
@@ -154,6 +155,13 @@ def bind_observation() -> None:
         from scute.engine import observation
 
         observation.bind()
+
+
+def bind_log_lines() -> None:
+    """A refusal is a line of the log, and a reload warns of nothing."""
+    from scute.engine import log_lines
+
+    log_lines.bind()
 
 
 def package_digest() -> str:

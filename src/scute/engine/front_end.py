@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from scute.engine import loads, upstream
 from scute.engine.admissions import Admissions
@@ -23,6 +24,7 @@ from scute.engine.base import check_folder
 from scute.engine.checks import check_config
 from scute.engine.options import Options
 from scute.engine.refusals import find_refusal
+from scute.engine.sources import check_text
 
 _CLIENTS = frozenset(
     {
@@ -48,6 +50,7 @@ def bind() -> None:
     upstream.check_uses(upstream.FRONT_END_USES)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core_client import AsyncMPClient
     from vllm.v1.engine.llm_engine import LLMEngine
 
     EngineArgs.create_engine_config = _check_config(EngineArgs.create_engine_config)
@@ -58,6 +61,7 @@ def bind() -> None:
     AsyncLLM.add_lora = _remember_admission_async(AsyncLLM.add_lora)
     AsyncLLM.remove_lora = _forget_admission_async(AsyncLLM.remove_lora)
     AsyncLLM.list_loras = _list_kept(AsyncLLM.list_loras)
+    AsyncMPClient._ensure_output_queue_task = _fail_unanswered(AsyncMPClient._ensure_output_queue_task)
 
 
 def _check_config(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +86,11 @@ def _adapter_of(engine: Any, bound: inspect.BoundArguments) -> LoRARequest | Non
 
 
 def _is_new(engine: Any, request: LoRARequest) -> bool:
-    """Whether the engine has to admit the adapter first. Raises ValueError where it cannot have the adapter's id."""
+    """Whether the engine has to admit the adapter first.
+
+    Raises ValueError where it cannot have the adapter's id, and Refusal for a name that cannot be sent to it.
+    """
+    check_text("lora_name", request.lora_name)
     if request.load_inplace:
         return True
     admissions = Admissions.of(engine)
@@ -188,7 +196,7 @@ def _remember_admission_async(add_lora: Callable[..., Any]) -> Callable[..., Any
             result = await _load(self, lora_request, add_lora)
         except Exception as error:
             if load is not None:
-                load.refusal = find_refusal(str(error))
+                load.error, load.refusal = error, find_refusal(str(error))
             raise
         _note(self, lora_request)
         return result
@@ -260,3 +268,27 @@ def _list_kept(list_loras: Callable[..., Any]) -> Callable[..., Any]:
         return set(await list_loras(self)) - Admissions.of(self).put_off
 
     return listing
+
+
+def _fail_unanswered(ensure_output_queue_task: Callable[..., None]) -> Callable[..., None]:
+    """Of the core's client: what waits for an answer fails when the task that reads answers has ended.
+
+    That task ends when the engine is dead or shut down. vLLM tells it to requests, and leaves all other calls waiting.
+    """
+
+    @functools.wraps(ensure_output_queue_task)
+    def ensuring(self: Any) -> None:
+        before = self.resources.output_queue_task
+        ensure_output_queue_task(self)
+        reading, calls = self.resources.output_queue_task, self.utility_results
+        if reading is not before or reading.done():
+            reading.add_done_callback(lambda _: _fail(calls))
+
+    return ensuring
+
+
+def _fail(calls: dict[int, asyncio.Future[Any]]) -> None:
+    for call in calls.values():
+        if not call.done():
+            call.set_exception(EngineDeadError())
+    calls.clear()

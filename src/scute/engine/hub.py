@@ -67,7 +67,8 @@ def missing(name: str) -> Refusal:
     return Refusal(
         Code.FOLDER_MISSING,
         f"{name!r} is no folder under {Path.cwd().name!r}, where the engine runs, and no repository that it can "
-        "fetch. Give the full path of the folder that holds adapter_config.json.",
+        "fetch. Give the full path of the folder that holds adapter_config.json; in a stack it may also be the name of "
+        "an adapter that is loaded, so load that first.",
     )
 
 

@@ -13,10 +13,14 @@ from scute.errors import Refusal
 
 @dataclass
 class Load:
-    """models: the server's list of adapters; replaced: the one whose name the new one takes; refusal: why it failed."""
+    """models: the server's list of adapters; replaced: the one whose name the new one takes.
+
+    error: why it failed; refusal: the one that it is or carries.
+    """
 
     models: Any
     replaced: LoRARequest | None = None
+    error: Exception | None = None
     refusal: Refusal | None = None
 
     def number(self, request: LoRARequest) -> None:

@@ -5,7 +5,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from scute.engine import loads
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from scute.engine import loads, upstream
 from scute.engine.admissions import Admissions
 from scute.engine.name_locks import NameLocks
 from scute.engine.options import Options
@@ -15,17 +19,23 @@ from scute.engine.sources import check_name
 from scute.engine.stack_names import with_paths
 from scute.errors import Code, Refusal
 
+logger = init_logger("vllm.scute")
+
 Call = Callable[..., Any]
+
+ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 
 
 def bind() -> None:
-    """Wrap the model list of the API server."""
+    """Wrap the model list of the API server, and what attaches SageMaker's routes."""
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.serve.sagemaker import api_router
 
     OpenAIServingModels.__init__ = with_resolvers(OpenAIServingModels.__init__)
     OpenAIServingModels.load_lora_adapter = replace_or_refuse(OpenAIServingModels.load_lora_adapter)
     OpenAIServingModels.unload_lora_adapter = release_unloaded(OpenAIServingModels.unload_lora_adapter)
     OpenAIServingModels.resolve_lora = resolve_or_refuse(OpenAIServingModels.resolve_lora)
+    api_router.attach_router = keep_models(api_router.attach_router)
 
 
 def with_resolvers(init: Call) -> Call:
@@ -35,7 +45,13 @@ def with_resolvers(init: Call) -> Call:
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         self.lora_resolver_lock = NameLocks()
-        self.lora_resolvers += resolvers_of(Options.read(self.engine_client.vllm_config))
+        resolvers = resolvers_of(Options.read(self.engine_client.vllm_config))
+        self.lora_resolvers += resolvers
+        if resolvers and not envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+            logger.warning(
+                "Requests cannot name adapters of allowed_roots and allowed_repositories, and get a 404: set "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 to have them looked up."
+            )
 
     return initialise
 
@@ -86,7 +102,8 @@ def release_unloaded(unload_lora_adapter: Call) -> Call:
 def resolve_or_refuse(resolve_lora: Call) -> Call:
     """A 400 with the reason, for a name that breaks the rules and for an adapter that cannot be loaded.
 
-    vLLM would answer 500 for what a resolver raises, and keeps the reason of a failed load to itself.
+    vLLM would answer 500 for what a resolver raises, keeps the reason of a failed load to itself, and blames the
+    adapter where the engine has died. Raises EngineDeadError then.
     """
 
     @functools.wraps(resolve_lora)
@@ -102,9 +119,41 @@ def resolve_or_refuse(resolve_lora: Call) -> Call:
                 result = _error()
         if getattr(result, "error", None) is not None and load.refusal is not None:
             return _refused(result, load.refusal, lora_name, missing=HTTPStatus.BAD_REQUEST)
+        if isinstance(load.error, EngineDeadError):
+            raise load.error
         return result
 
     return resolving
+
+
+def keep_models(attach_router: Call) -> Call:
+    """Where SageMaker's header names no adapter, the body's `model` counts. vLLM would ask the base model.
+
+    vLLM undoes what importing SageMaker's package does to the loggers, so it is imported after that.
+    """
+
+    @functools.wraps(attach_router)
+    def attaching(*args: Any, **kwargs: Any) -> Any:
+        result = attach_router(*args, **kwargs)
+        upstream.check_signatures(upstream.SAGEMAKER_SIGNATURES)
+        transform = upstream.resolve(upstream.SAGEMAKER_TRANSFORM)
+        transform.transform_request = inject_what_is_given(transform.transform_request)
+        return result
+
+    return attaching
+
+
+def inject_what_is_given(transform_request: Call) -> Call:
+    """Of what puts the header into the body: leave the body as it is where the header is not there, or empty."""
+    unchanged = upstream.resolve(upstream.SAGEMAKER_OUTPUT)
+
+    @functools.wraps(transform_request)
+    async def transforming(self: Any, raw_request: Any) -> Any:
+        if not raw_request.headers.get(ADAPTER_HEADER):
+            return unchanged(raw_request=raw_request)
+        return await transform_request(self, raw_request)
+
+    return transforming
 
 
 def _error() -> Any:

@@ -17,6 +17,19 @@ from scute.errors import Code, Refusal
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 LONGEST_NAME = 200
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What no path may hold, and no message to the engine; JSON may."""
+
+
+def check_text(field: str, text: str) -> None:
+    """Raises Refusal for a `lora_name` or `lora_path` that cannot leave for the engine."""
+    if _NO_TEXT.search(text) is not None:
+        raise Refusal(
+            Code.SOURCE_NAME,
+            f"{field} {text[:LONGEST_NAME]!r} cannot be looked up: it holds a zero byte, or half of a surrogate pair. "
+            "Send it as UTF-8.",
+        )
+
 
 def check_name(name: str, options: Options) -> None:
     """Raises Refusal for a name that no folder or repository is looked up for. Looks at its characters alone."""
@@ -43,8 +56,7 @@ def locate(path: str, options: Options, *, fresh: bool) -> Path:
     `adapter_file_gib`, before they are opened; for a repository that cannot be fetched. Whether a folder is there is
     for its reader to say.
     """
-    if "\0" in path:
-        raise Refusal(Code.SOURCE_NAME, f"{path!r} cannot be looked up: it holds a zero byte.")
+    check_text("lora_path", path)
     if not options.restricts_sources:
         folder = _anywhere(path, options, fresh)
     elif (repository := find_repository(path, options)) is not None:
@@ -91,11 +103,14 @@ def find_folder(name: str, options: Options) -> Path | None:
 def check_inside(folder: Path, options: Options) -> None:
     """Raises Refusal unless the folder and each of its files really are under an allowed root. Opens nothing."""
     roots = [os.path.realpath(root) for root in options.allowed_roots or ()]
-    for path in (folder, *(folder / file for file in FILES)):
-        real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(root) for root in roots):
-            raise Refusal(
-                Code.SOURCE_NOT_ALLOWED,
-                f"{folder.name!r} leads to no place that this server takes adapters from; put its files under a folder "
-                "of allowed_roots, or use a repository of allowed_repositories, in additional_config['scute'].",
-            )
+    real = [Path(os.path.realpath(path)) for path in (folder, *(folder / file for file in FILES))]
+    if all(any(path.is_relative_to(root) for root in roots) for path in real):
+        return
+    raise Refusal(
+        Code.SOURCE_NOT_ALLOWED,
+        f"{folder.name!r} leads to no place that this server takes adapters from; put its files under a folder of "
+        "allowed_roots, or use a repository of allowed_repositories, in additional_config['scute']."
+        if folder.is_absolute()
+        else f"{str(folder)!r} is neither the full path of a folder under allowed_roots nor in allowed_repositories. "
+        "Give the full path; in a stack it may also be the name of an adapter that is loaded, so load that first.",
+    )

@@ -93,6 +93,7 @@ FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora": ("self", "lora_request"),
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora": ("self", "lora_id"),
     "vllm.v1.engine.async_llm:AsyncLLM.list_loras": ("self",),
+    "vllm.v1.engine.core_client:AsyncMPClient._ensure_output_queue_task": ("self",),
     "vllm.engine.arg_utils:EngineArgs.create_engine_config": ("self", "usage_context", "headless"),
     "vllm.v1.engine.llm_engine:LLMEngine.add_request": (
         "self",
@@ -132,10 +133,24 @@ FRONT_END_SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_MODELS}.show_available_models": ("self",),
     "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": ("self", "method", "timeout", "args", "kwargs"),
     "vllm.entrypoints.serve.instrumentator.metrics:attach_router": ("app",),
+    "vllm.entrypoints.serve.sagemaker.api_router:attach_router": ("app", "supported_tasks", "model_config"),
     "vllm.v1.metrics.stats:LoRARequestStates.request_running": ("self", "req_id", "lora_name"),
     "vllm.v1.metrics.stats:LoRARequestStates.request_finished": ("self", "req_id", "lora_name"),
 }
 """The same for the processes that are a front end; only they import these modules."""
+
+
+_SAGEMAKER = "model_hosting_container_standards.sagemaker.lora"
+
+SAGEMAKER_TRANSFORM = f"{_SAGEMAKER}.transforms:InjectToBodyApiTransform"
+SAGEMAKER_OUTPUT = f"{_SAGEMAKER}.models:BaseLoRATransformRequestOutput"
+
+SAGEMAKER_SIGNATURES: dict[str, tuple[str, ...]] = {
+    f"{SAGEMAKER_TRANSFORM}.transform_request": ("self", "raw_request"),
+    SAGEMAKER_OUTPUT: ("request", "raw_request", "intercept_func", "adapter_name"),
+}
+"""Of the package that vLLM imports with SageMaker's routes."""
+
 
 USES: dict[str, str] = {
     "vllm.lora.utils:from_layer": "_all_lora_classes",
@@ -159,7 +174,10 @@ USES: dict[str, str] = {
 
 FRONT_END_USES: dict[str, str] = {
     "vllm.v1.engine.async_llm:AsyncLLM._add_streaming_input_request": "_input_stream_task",
+    "vllm.v1.engine.core_client:AsyncMPClient._ensure_output_queue_task": "output_queue_task",
+    "vllm.v1.engine.core_client:AsyncMPClient._call_utility_async": "utility_results",
     "vllm.entrypoints.serve.instrumentator:register_instrumentator_api_routers": "attach_router",
+    "vllm.entrypoints.serve.sagemaker.api_router:_attach_router": "inject_adapter_id",
     "vllm.v1.metrics.stats:IterationStats.update_from_events": "request_running",
     "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_output": "lora_states",
     "vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_finished": "request_finished",
@@ -201,12 +219,14 @@ BOUND = (
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora",
     "vllm.v1.engine.async_llm:AsyncLLM.list_loras",
+    "vllm.v1.engine.core_client:AsyncMPClient._ensure_output_queue_task",
     f"{_MODELS}.__init__",
     f"{_MODELS}.load_lora_adapter",
     f"{_MODELS}.unload_lora_adapter",
     f"{_MODELS}.resolve_lora",
     f"{_MODELS}.show_available_models",
     "vllm.entrypoints.serve.instrumentator.metrics:attach_router",
+    "vllm.entrypoints.serve.sagemaker.api_router:attach_router",
 )
 """Every name that `bind` gives another value, in a process that is a front end and has an engine core."""
 
