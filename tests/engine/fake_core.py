@@ -20,7 +20,7 @@ def adapter(adapter_id: int, path: str = "/a", **options: Any) -> LoRARequest:
 
 
 class Core:
-    """held: the path of what the worker has, by its id in the engine."""
+    """held: the path of what the worker has, by its id in the engine. fails: after the worker has the adapter."""
 
     def __init__(self) -> None:
         kv_cache_utils.init_none_hash(sha256)
@@ -28,6 +28,7 @@ class Core:
         self.scheduler = SimpleNamespace(requests={})
         self.calls: list[tuple[str, Any]] = []
         self.held: dict[int, str] = {}
+        self.fails = False
 
     def _add(self, lora_request: LoRARequest) -> bool:
         self.calls.append(("add", (lora_request.lora_int_id, lora_request.load_inplace)))
@@ -35,6 +36,8 @@ class Core:
             raise OSError(lora_request.lora_path)
         if lora_request.load_inplace or lora_request.lora_int_id not in self.held:
             self.held[lora_request.lora_int_id] = lora_request.lora_path
+        if self.fails:
+            raise RuntimeError("no slot")
         return True
 
     def _remove(self, lora_id: int) -> bool:
