@@ -29,6 +29,7 @@ class Core:
         self.calls: list[tuple[str, Any]] = []
         self.held: dict[int, str] = {}
         self.fails = False
+        self.pinned: set[int] = set()
 
     def _add(self, lora_request: LoRARequest) -> bool:
         self.calls.append(("add", (lora_request.lora_int_id, lora_request.load_inplace)))
@@ -48,7 +49,15 @@ class Core:
         return set(self.held)
 
     def _pin(self, lora_id: int) -> bool:
+        self.pinned.add(lora_id)
         return lora_id in self.held
+
+    def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[int, ...] = ()) -> list[None]:
+        assert (method, timeout) == ("scute_move_pin", None)
+        old_id, new_id = args
+        if old_id in self.pinned:
+            self.pinned = self.pinned - {old_id} | {new_id}
+        return [None]
 
     def _preprocess(self, request: EngineCoreRequest) -> tuple[Request, int]:
         return Request.from_engine_core_request(request, self._hasher), 0

@@ -143,6 +143,17 @@ def test_what_is_loaded_stays(core: Core):
         core.add(adapter(1, "/b"))
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_pin_is_that_of_the_version_that_new_requests_get(core: Core, is_removed: bool):
+    core.pin(1)
+    core.use("old", 1)
+    if is_removed:
+        core.remove(1)
+    core.add(adapter(1, "/b", load_inplace=not is_removed))
+    new = core.use("new", 1, path="/b")
+    assert (new.lora_request.lora_int_id in core.pinned) is not is_removed
+
+
 def test_an_id_of_the_engine_s_own_is_nobody_else_s(core: Core):
     core.add(adapter(LAST_ID))
     core.use("old", 1)

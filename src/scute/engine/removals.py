@@ -66,6 +66,8 @@ def add_beside_used(add_lora: Call, remove_lora: Call) -> Call:
             lora_request = msgspec.structs.replace(lora_request, load_inplace=True)
         try:
             result = add_lora(self, msgspec.structs.replace(lora_request, lora_int_id=new_id))
+            if old is not None and new_id != old_id:
+                self.collective_rpc("scute_move_pin", args=(old_id, new_id))
         except Exception:
             if old is None or new_id != old_id:
                 with contextlib.suppress(Exception):
