@@ -51,6 +51,7 @@ class Code(StrEnum):
     CAPACITY_SHARED = "capacity.shared"
     CAPACITY_DEVICE = "capacity.device"
     CAPACITY_HOST = "capacity.host"
+    CAPACITY_PINNED = "capacity.pinned"
     PEER_RANK_FAILED = "peer.failed"
     # conversion to LoRA
     CONVERSION_BIAS = "conversion.bias"

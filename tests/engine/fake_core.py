@@ -20,7 +20,7 @@ def adapter(adapter_id: int, path: str = "/a", **options: Any) -> LoRARequest:
 
 
 class Core:
-    """held: the path of what the worker has, by its id in the engine."""
+    """held: the path of what the worker has, by its id in the engine. fails: after the worker has the adapter."""
 
     def __init__(self) -> None:
         kv_cache_utils.init_none_hash(sha256)
@@ -28,6 +28,8 @@ class Core:
         self.scheduler = SimpleNamespace(requests={})
         self.calls: list[tuple[str, Any]] = []
         self.held: dict[int, str] = {}
+        self.fails = False
+        self.pinned: set[int] = set()
 
     def _add(self, lora_request: LoRARequest) -> bool:
         self.calls.append(("add", (lora_request.lora_int_id, lora_request.load_inplace)))
@@ -35,6 +37,8 @@ class Core:
             raise OSError(lora_request.lora_path)
         if lora_request.load_inplace or lora_request.lora_int_id not in self.held:
             self.held[lora_request.lora_int_id] = lora_request.lora_path
+        if self.fails:
+            raise RuntimeError("no slot")
         return True
 
     def _remove(self, lora_id: int) -> bool:
@@ -45,7 +49,15 @@ class Core:
         return set(self.held)
 
     def _pin(self, lora_id: int) -> bool:
+        self.pinned.add(lora_id)
         return lora_id in self.held
+
+    def collective_rpc(self, method: str, timeout: float | None = None, args: tuple[int, ...] = ()) -> list[None]:
+        assert (method, timeout) == ("scute_move_pin", None)
+        old_id, new_id = args
+        if old_id in self.pinned:
+            self.pinned = self.pinned - {old_id} | {new_id}
+        return [None]
 
     def _preprocess(self, request: EngineCoreRequest) -> tuple[Request, int]:
         return Request.from_engine_core_request(request, self._hasher), 0

@@ -18,6 +18,7 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
 from scute.engine.offline import Row
+from scute.errors import Code, Refusal
 from scute.testing.tiny import tiny_prompts
 
 pytestmark = pytest.mark.engine
@@ -26,7 +27,15 @@ BOUND = 1e-4
 METHODS = ["lora-r8", "oft", "vera", "dora", "ia3"]
 NUMBERS = itertools.count(100)
 SLOTS = 4
-NOTHING: dict[str, Any] = {"host": set(), "cache": set(), "device": set(), "bytes": 0, "pairs": 0, "graphs": 0}
+NOTHING: dict[str, Any] = {
+    "host": set(),
+    "cache": set(),
+    "device": set(),
+    "pinned": set(),
+    "bytes": 0,
+    "pairs": 0,
+    "graphs": 0,
+}
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -60,6 +69,7 @@ def look(worker: Any) -> dict[str, Any]:
         "host": set(manager.store.adapters()),
         "cache": manager.registered_ids(),
         "device": {adapter_id for adapter_id in manager.lora_index_to_id if adapter_id is not None},
+        "pinned": set(manager._active_adapters.pinned_items),
         "bytes": manager.arena.capacity - manager.arena._extents.free,
         "pairs": sum(bool(users) for users in manager.pairs._users),
         "graphs": len(graphs._routes),
@@ -188,3 +198,48 @@ def test_memory_is_flat_over_1000_loads(world, llm):
     after = cycle(900)
     assert after < 1.02 * before, f"{before / 2**20:.1f} MiB, then {after / 2**20:.1f} MiB"
     print(f"resident memory: {before / 2**20:.1f} MiB after 100 loads, {after / 2**20:.1f} MiB after 1,000")
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_pin_stays_with_the_id_that_is_replaced(world, llm, is_used: bool):
+    engine, request = llm.llm_engine, adapter(world, "oft")
+    engine.add_lora(request)
+    engine.pin_lora(request.lora_int_id)
+    if is_used:
+        submit(llm, "old", request, tiny_prompts(1)[0])
+    new = LoRARequest("new", request.lora_int_id, str(world.folders["lora-r8"]), load_inplace=True)
+    engine.add_lora(new)
+    (pinned,) = where(llm)["pinned"]
+    assert (pinned != request.lora_int_id) is is_used
+    assert all(disagreement(world, "oft", [row]) <= BOUND for row in finish(llm))
+    assert disagreement(world, "lora-r8", ask(llm, [(new, tiny_prompts(1)[0])])) <= BOUND
+    assert where(llm)["device"] == where(llm)["pinned"] == {pinned}
+    engine.remove_lora(request.lora_int_id)
+
+
+def test_slots_that_are_all_pinned_are_lent_to_a_step_alone(world, llm):
+    """Adapters that were loaded before have to be served: vLLM would end the engine."""
+    engine = llm.llm_engine
+    before, *pinned = [adapter(world, "lora-r8") for _ in range(SLOTS + 1)]
+    for request in (before, *pinned):
+        engine.add_lora(request)
+    for request in pinned:
+        engine.pin_lora(request.lora_int_id)
+    submit(llm, "running", pinned[0], tiny_prompts(1)[0])
+    old = where(llm)
+    for refused in (
+        LoRARequest("new", pinned[0].lora_int_id, world.folders["oft"], load_inplace=True),
+        adapter(world, "oft"),
+    ):
+        with pytest.raises(Refusal, match="max-loras = 4 slots are pinned") as refusal:
+            engine.add_lora(refused)
+        assert refusal.value.code is Code.CAPACITY_PINNED
+    assert where(llm) == old
+    submit(llm, "lent", before, tiny_prompts(1)[0])
+    assert disagreement(world, "lora-r8", finish(llm)) <= BOUND
+    assert len(where(llm)["pinned"]) == SLOTS - 1
+    assert pinned[0].lora_int_id in where(llm)["pinned"]
+    assert disagreement(world, "lora-r8", ask(llm, [(request, tiny_prompts(1)[0]) for request in pinned])) <= BOUND
+    assert where(llm)["pinned"] == {request.lora_int_id for request in pinned}
+    for request in (before, *pinned):
+        engine.remove_lora(request.lora_int_id)

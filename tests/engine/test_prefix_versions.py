@@ -105,8 +105,24 @@ def test_an_adapter_that_is_not_known_shares_with_nobody(core):
     assert set(hashes(core.use("other", 1))).isdisjoint(found(core, 1))
 
 
-def test_versions_do_not_pile_up(core):
+def test_versions_do_not_pile_up(core, monkeypatch):
+    monkeypatch.setattr(prefix_cache, "MOST_COUNTED", 100)
     for number in range(1, 1000):
-        core.add(adapter(number))
+        core.add(adapter(number, f"/{number}"))
         core.remove(number)
     assert prefix_cache._versions == {}
+    assert len(prefix_cache._loads) == 100
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_one_that_is_not_counted_finds_nothing_of_an_earlier_load(core, monkeypatch, most: int):
+    monkeypatch.setattr(prefix_cache, "MOST_COUNTED", most)
+    core.add(adapter(1, "/first"))
+    seen: list[Any] = []
+    for _ in range(3):
+        core.add(adapter(2))
+        new = found(core, 2)
+        assert set(new).isdisjoint(seen)
+        assert found(core, 2) == new
+        seen += new
+        core.remove(2)

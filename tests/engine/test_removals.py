@@ -101,6 +101,29 @@ def test_a_replacement_that_fails_changes_nothing(core: Core):
     assert core.held == {1: "/a"}
 
 
+@pytest.mark.parametrize("way", ["first", "in-place", "removed-and-loaded"])
+def test_a_load_that_fails_after_the_admission_leaves_nothing_behind(core: Core, way: str):
+    number = 2 if way == "first" else 1
+    core.use("old", 1)
+    if way == "removed-and-loaded":
+        core.remove(1)
+    core.fails = True
+    with pytest.raises(RuntimeError, match="no slot"):
+        core.add(adapter(number, "/b", load_inplace=way == "in-place"))
+    assert core.held == {1: "/a"}
+    core.fails = False
+    core.add(adapter(number, "/c", load_inplace=way == "in-place"))
+    assert core.serves(core.use("new", number, path="/c")) == "/c"
+
+
+def test_what_is_loaded_beside_another_is_read_from_its_folder(core: Core):
+    """A worker may keep another adapter under an id that it had before."""
+    core.use("old", 1)
+    core.held[LAST_ID] = "/stale"
+    core.add(adapter(1, "/b", load_inplace=True))
+    assert core.serves(core.use("new", 1, path="/b")) == "/b"
+
+
 @pytest.mark.parametrize("is_used", [False, True])
 def test_a_request_on_its_way_has_what_is_loaded_when_it_is_queued(core: Core, is_used: bool):
     """Its path is that of the adapter which it was accepted for: a worker that reads it would admit it in a step."""
@@ -118,6 +141,17 @@ def test_what_is_loaded_stays(core: Core):
     assert core.held == {1: "/a"}
     with pytest.raises(ValueError, match="lora_int_id 1 is the id of another adapter"):
         core.add(adapter(1, "/b"))
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_pin_is_that_of_the_version_that_new_requests_get(core: Core, is_removed: bool):
+    core.pin(1)
+    core.use("old", 1)
+    if is_removed:
+        core.remove(1)
+    core.add(adapter(1, "/b", load_inplace=not is_removed))
+    new = core.use("new", 1, path="/b")
+    assert (new.lora_request.lora_int_id in core.pinned) is not is_removed
 
 
 def test_an_id_of_the_engine_s_own_is_nobody_else_s(core: Core):

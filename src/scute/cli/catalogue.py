@@ -174,6 +174,10 @@ CATALOGUE: dict[Code, Entry] = {
         "The files of all admitted adapters would exceed host_memory_gib, or one would take a quarter of the memory.",
         "Raise host_memory_gib in additional_config['scute'], or unload an adapter.",
     ),
+    Code.CAPACITY_PINNED: Entry(
+        "All --max-loras slots are pinned. A pinned adapter that is replaced while requests use it takes one more.",
+        "Raise --max-loras, or remove a pinned adapter; its slot is free once its last request has ended.",
+    ),
     Code.PEER_RANK_FAILED: Entry(
         "Another tensor-parallel rank could not admit the adapter, so no rank does.",
         "Read the log of the other ranks; the same files must be on every host.",

@@ -77,18 +77,15 @@ class Admissions:
         self._streams[stream] = adapter
 
     def end(self, stream: asyncio.Future[None]) -> list[int]:
-        """The adapters whose removal was put off until now."""
+        """The adapters whose removal was put off until now; it may be recalled until it leaves for the engine."""
         del self._streams[stream]
-        due = [adapter_id for adapter_id in self.put_off if not self._is_streamed(adapter_id)]
-        self.put_off.difference_update(due)
-        return due
+        return [adapter_id for adapter_id in self.put_off if not self._is_streamed(adapter_id)]
 
     def put_off_removal(self, adapter_id: int) -> bool:
-        """Whether the adapter is removed later, because a stream uses it."""
-        if not self._is_streamed(adapter_id):
-            return False
-        self.put_off.add(adapter_id)
-        return True
+        """Whether the adapter is removed later, because a stream uses it. If not, it is removed now."""
+        is_put_off = self._is_streamed(adapter_id)
+        (self.put_off.add if is_put_off else self.put_off.discard)(adapter_id)
+        return is_put_off
 
     def _is_streamed(self, adapter_id: int) -> bool:
         return any(adapter.lora_int_id == adapter_id for adapter in self._streams.values())
@@ -114,17 +111,24 @@ class Admissions:
             left.set_result(None)
 
     @asynccontextmanager
-    async def removing(self, adapter_id: int) -> AsyncIterator[None]:
-        """Around the removal of the adapter."""
+    async def removing(self, adapter_id: int) -> AsyncIterator[bool]:
+        """Around the removal of the adapter. Whether it is due still: one that was put off may be recalled."""
+        was_put_off = adapter_id in self.put_off
+
+        def is_due() -> bool:
+            return adapter_id in self.put_off or not was_put_off
+
         while adapter_id in self._removals:
             await asyncio.shield(self._removals[adapter_id])
         removed = self._removals[adapter_id] = asyncio.get_running_loop().create_future()
-        self.forget(adapter_id)
         try:
+            if is_due():
+                self.forget(adapter_id)
             for left in [left for left, adapter in self._leaving.items() if adapter.lora_int_id == adapter_id]:
                 await asyncio.shield(left)
-            self.forget(adapter_id)  # one of them may have had it admitted
-            yield
+            if is_due():
+                self.forget(adapter_id)  # one of them may have had it admitted
+            yield is_due()
         finally:
             del self._removals[adapter_id]
             removed.set_result(None)

@@ -112,6 +112,7 @@ def bind_removals() -> None:
     After the prefix cache, whose keys are by the ids in the engine.
     """
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.worker.worker_base import WorkerBase
 
     from scute.engine import removals
 
@@ -124,6 +125,7 @@ def bind_removals() -> None:
     _wrap(EngineCore, "preprocess_add_request", removals.make_with_loaded(make))
     _wrap(EngineCore, "add_request", removals.queue_with_loaded(EngineCore.add_request))
     _wrap(EngineCore, "post_step", removals.finish_after_steps(EngineCore.post_step, remove))
+    WorkerBase.scute_move_pin = lambda self, old_id, new_id: self.model_runner.lora_manager.move_pin(old_id, new_id)
 
 
 def bind_graphs() -> None:

@@ -153,7 +153,7 @@ def _follow(engine: Any, stream: asyncio.Future[None], adapter: LoRARequest) -> 
 
     def ended(stream: asyncio.Future[None]) -> None:
         for adapter_id in Admissions.of(engine).end(stream):
-            _remove_alone(engine, adapter_id)
+            _remove_alone(engine, adapter_id, if_put_off=True)
 
     Admissions.of(engine).follow(stream, adapter)
     stream.add_done_callback(ended)
@@ -223,18 +223,25 @@ async def _load(engine: Any, request: LoRARequest, add_lora: Callable[..., Any])
         raise
     except Exception:
         if is_put_off:
-            _remove_alone(engine, request.lora_int_id)
+            admissions.put_off.add(request.lora_int_id)
+            _remove_alone(engine, request.lora_int_id, if_put_off=True)
         raise
 
 
-def _remove_alone(engine: Any, adapter_id: int, after: asyncio.Future[Any] | None = None) -> None:
-    """Remove an adapter while nobody waits. after: its load; of one that failed there is nothing to remove."""
+def _remove_alone(
+    engine: Any, adapter_id: int, *, after: asyncio.Future[Any] | None = None, if_put_off: bool = False
+) -> None:
+    """Remove an adapter while nobody waits. after: its load; of one that failed there is nothing to remove.
+
+    if_put_off: unless the removal is recalled before it leaves, because another adapter takes the place.
+    """
 
     async def remove() -> None:
         with contextlib.suppress(Exception):
             if after is not None:
                 await after
-            await engine.remove_lora(adapter_id)
+            if not if_put_off or adapter_id in Admissions.of(engine).put_off:
+                await engine.remove_lora(adapter_id)
 
     removing = asyncio.ensure_future(remove())
     _REMOVING.add(removing)
@@ -254,8 +261,8 @@ def _forget_admission_async(remove_lora: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(remove_lora)
     async def forgetting(self: Any, lora_id: int) -> Any:
         admissions = Admissions.of(self)
-        async with admissions.removing(lora_id):
-            return admissions.put_off_removal(lora_id) or await remove_lora(self, lora_id)
+        async with admissions.removing(lora_id) as is_due:
+            return not is_due or admissions.put_off_removal(lora_id) or await remove_lora(self, lora_id)
 
     return forgetting
 

@@ -3,18 +3,29 @@
 vLLM keys a prefix on the adapter's name and path. An adapter that is removed and loaded again, or replaced, may hold
 other weights by then: its prefixes are counted by loads. Requests that run when another adapter takes their adapter's
 place keep its id in the engine (`removals`), and so its prefixes.
+
+A first load keeps vLLM's own keys. Only so many adapters are counted one by one: every load of any other, the first one
+too, has keys that no load before it had.
 """
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+FIRST = 1
+
+MOST_COUNTED = 2**14
+
 _loads: Counter[tuple[str, str]] = Counter()
 """How often this process's engine loaded an adapter, by name and path."""
 
+_others = itertools.count(FIRST + 1)
+"""Numbers of the loads of adapters that are not counted one by one."""
+
 _versions: dict[int, int] = {}
-"""Which of these loads is the one of an id in the engine."""
+"""Which load is the one of an id in the engine."""
 
 
 def bind() -> None:
@@ -34,12 +45,17 @@ def count_loads(add_lora: Callable[..., Any]) -> Callable[..., Any]:
     def counting(self: Any, lora_request: Any) -> Any:
         result = add_lora(self, lora_request)
         if lora_request.load_inplace or lora_request.lora_int_id not in _versions:
-            name = lora_request.lora_name, lora_request.lora_path
-            _loads[name] += 1
-            _versions[lora_request.lora_int_id] = _loads[name]
+            _versions[lora_request.lora_int_id] = _number_of((lora_request.lora_name, lora_request.lora_path))
         return result
 
     return counting
+
+
+def _number_of(name: tuple[str, str]) -> int:
+    if name not in _loads and len(_loads) >= MOST_COUNTED:
+        return next(_others)
+    _loads[name] += 1
+    return _loads[name]
 
 
 def forget_version(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,12 +68,12 @@ def forget_version(remove_lora: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_version(generate_keys: Callable[..., Any]) -> Callable[..., Any]:
-    """A first load keeps vLLM's own keys. An adapter that is not known shares prefixes with nobody."""
+    """An adapter that is not known shares prefixes with nobody."""
 
     @functools.wraps(generate_keys)
     def generating(request: Any) -> Any:
         keys = generate_keys(request)
-        version = _versions.get(request.lora_request.lora_int_id, request.request_id) if keys else 1
-        return keys if version == 1 else [(*key, version) for key in keys]
+        version = _versions.get(request.lora_request.lora_int_id, request.request_id) if keys else FIRST
+        return keys if version == FIRST else [(*key, version) for key in keys]
 
     return generating

@@ -5,6 +5,7 @@ removed goes with the step that ends the last of them. What is loaded in its pla
 engine until then, which a request gets when it is queued; clients know nothing of it.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -61,8 +62,17 @@ def add_beside_used(add_lora: Call, remove_lora: Call) -> Call:
         old_id = new_id = adapters.own_id(client_id)
         if _is_used(self, old_id):
             new_id = next(_free_ids(self))
-            lora_request = msgspec.structs.replace(lora_request, load_inplace=False)
-        result = add_lora(self, msgspec.structs.replace(lora_request, lora_int_id=new_id))
+            # from its folder, whatever a worker keeps under an id that others had before
+            lora_request = msgspec.structs.replace(lora_request, load_inplace=True)
+        try:
+            result = add_lora(self, msgspec.structs.replace(lora_request, lora_int_id=new_id))
+            if old is not None and new_id != old_id:
+                self.collective_rpc("scute_move_pin", args=(old_id, new_id))
+        except Exception:
+            if old is None or new_id != old_id:
+                with contextlib.suppress(Exception):
+                    remove_lora(self, new_id)  # some ranks may have admitted it
+            raise
         if new_id != old_id:
             adapters.removed.add(old_id)
         adapters.loaded[client_id] = msgspec.structs.replace(lora_request, lora_int_id=new_id, load_inplace=False)
