@@ -59,7 +59,7 @@ class Runner(mixin.LoRAModelRunnerMixin):
         self.manager = manager
         self.lora_manager = ScuteWorkerManager.__new__(ScuteWorkerManager)
         self.lora_manager._adapter_manager = manager
-        self.lora_manager._running, self.lora_manager._version = set(), -1
+        self.lora_manager._running, self.lora_manager._version, self.lora_manager._pinned = set(), -1, set()
 
 
 @pytest.fixture
