@@ -84,6 +84,16 @@ def serve_mixed(world: World, dtype: str, names: list[str], prompts: list[list[i
     return run_apart(batch, environment=environment)[0]
 
 
+def serve_by_name(world: World, dtype: str, **options: Any) -> dict[str | None, list[Row]]:
+    """The rows of one such batch of all of the world's adapters, by adapter; None is the base model."""
+    prompts, names = tiny.tiny_prompts(2), list(world.folders)
+    found: dict[str | None, list[Row]] = {}
+    served = serve_mixed(world, dtype, names, prompts, **options)
+    for (name, _), row in zip(mixed_rows(names, prompts), served, strict=True):
+        found.setdefault(name, []).append(row)
+    return found
+
+
 def mixed_rows(names: list[str], prompts: list[list[int]]) -> list[tuple[str | None, int]]:
     return [(name, index) for index in range(len(prompts)) for name in [None, *names]]
 

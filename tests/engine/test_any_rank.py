@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from conftest import World, disagreement, mixed_rows, serve_mixed
+from conftest import World, disagreement, serve_by_name
 
 from scute.engine.offline import Row
 from scute.testing.adapters import AMPLIFIED, write_adapter
-from scute.testing.tiny import tiny_prompts
 
 pytestmark = pytest.mark.engine
 
@@ -28,12 +27,7 @@ def ranks(world, tmp_path_factory) -> World:
 
 @pytest.fixture(scope="module")
 def rows(ranks) -> dict[str | None, list[Row]]:
-    prompts, names = tiny_prompts(2), list(ranks.folders)
-    found: dict[str | None, list[Row]] = {}
-    served = serve_mixed(ranks, "float32", names, prompts)  # with vLLM's default of 16
-    for (name, _), row in zip(mixed_rows(names, prompts), served, strict=True):
-        found.setdefault(name, []).append(row)
-    return found
+    return serve_by_name(ranks, "float32")  # with vLLM's default of 16
 
 
 @pytest.mark.parametrize("name", [None, *RANKS], ids=str)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import World, disagreement, mixed_rows, serve_mixed
+from conftest import World, disagreement, serve_by_name
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
@@ -14,7 +14,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 from scute.engine.offline import Row
 from scute.testing.adapters import AMPLIFIED, write_adapter
 from scute.testing.oracle import Oracle
-from scute.testing.tiny import SHAPE, tiny_prompts, write_model
+from scute.testing.tiny import SHAPE, write_model
 
 pytestmark = pytest.mark.engine
 
@@ -64,12 +64,7 @@ def rows(packed, tmp_path_factory) -> dict[str | None, list[Row]]:
     """The answers of one engine, by adapter."""
     wrapped = as_of_a_wrapper(Path(packed.folders["row42-DoRA"]), tmp_path_factory.mktemp("wrapped") / "dora")
     everyone = World(packed.base, packed.oracle, packed.folders | {WRAPPED: wrapped})
-    prompts, names = tiny_prompts(2), list(everyone.folders)
-    found: dict[str | None, list[Row]] = {}
-    served = serve_mixed(everyone, "float32", names, prompts)
-    for (name, _), row in zip(mixed_rows(names, prompts), served, strict=True):
-        found.setdefault(name, []).append(row)
-    return found
+    return serve_by_name(everyone, "float32")
 
 
 @pytest.mark.parametrize("name", [None, *RECIPES, COPIES], ids=str)

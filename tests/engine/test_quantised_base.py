@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import World, disagreement, mixed_rows, serve_mixed
+from conftest import World, disagreement, serve_by_name
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scute.engine.offline import Row
 from scute.testing.adapters import AMPLIFIED, write_adapter
 from scute.testing.oracle import Oracle
-from scute.testing.tiny import tiny_llama, tiny_prompts
+from scute.testing.tiny import tiny_llama
 
 pytestmark = pytest.mark.engine
 
@@ -108,12 +108,7 @@ def quantised(request, tmp_path_factory) -> World:
 @pytest.fixture(scope="module")
 def rows(quantised) -> dict[str | None, list[Row]]:
     """The answers of one engine, by adapter."""
-    prompts, names = tiny_prompts(2), list(quantised.folders)
-    served = serve_mixed(quantised, "float16", names, prompts)
-    found: dict[str | None, list[Row]] = {}
-    for (name, _), row in zip(mixed_rows(names, prompts), served, strict=True):
-        found.setdefault(name, []).append(row)
-    return found
+    return serve_by_name(quantised, "float16")
 
 
 @pytest.mark.parametrize("name", [None, *AMPLIFIED], ids=str)

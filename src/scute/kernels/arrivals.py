@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from scute.kernels.blocks import ceil_div, round_up
-from scute.kernels.plan import PAIR_CHUNK, SMALL_TILE, tile_count
+from scute.kernels.plan import ALIGNED, PAIR_CHUNK, SMALL_TILE, tile_count
 from scute.kernels.routes import SMALL_BATCH
 
 NARROWEST = 32
 """Columns of a block of the base GEMM at least; with narrower ones, nothing is shared out."""
-_ALIGNED = 32
 
 
 def arrivals_of(slices: int, out: int, shared_a: Tensor) -> Tensor:
@@ -32,4 +31,4 @@ def gemm_part(arrivals: Tensor, shared_a: Tensor) -> Tensor:
 def _of_pairs(shared_a: Tensor) -> int:
     """One for every chunk of ranks of every tile that a small batch can have."""
     pairs, shared_rank, _ = shared_a.shape
-    return round_up(tile_count(SMALL_BATCH, SMALL_TILE, pairs) * ceil_div(shared_rank, PAIR_CHUNK), _ALIGNED)
+    return round_up(tile_count(SMALL_BATCH, SMALL_TILE, pairs) * ceil_div(shared_rank, PAIR_CHUNK), ALIGNED)

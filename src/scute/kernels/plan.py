@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scute.kernels.blocks import round_up
 from scute.kernels.routes import FUSED_GEMM_TOKENS, SMALL_BATCH, TOGETHER_TOKENS, Part, Route
 
 SMALL_TILE = 16
@@ -25,7 +26,7 @@ RANKS = len(Route)
 UNBOUNDED = 2**30
 """In `BatchPlan.live`: as many tiles as the rows of the launch could have, or as many ranks as a slot may have."""
 
-_ALIGNED = 32
+ALIGNED = 32
 """Every list starts at a multiple of so many integers: tensors that are not aligned are launched the slow way."""
 
 _PLANS: "WeakValueDictionary[int, BatchPlan]" = WeakValueDictionary()
@@ -115,7 +116,7 @@ class BatchPlan:
             sizes[Part(Part.SHRINK_SMALL + size)] = 4 * shrink_items(tiles, max_rank, size)
             sizes[Part(Part.ROTATED_SMALL + size)] = 3 * tiles
         self._sizes = [sizes[part] for part in Part]
-        *self.offsets, end = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in self._sizes)]
+        *self.offsets, end = [0, *accumulate(round_up(size, ALIGNED) for size in self._sizes)]
         self.buffer = torch.zeros(end, dtype=torch.int32, device=device)
         self._parts = [self.buffer[self._place(part)] for part in Part]
         self.part(Part.SLOT_OF_ROW).fill_(-1)
